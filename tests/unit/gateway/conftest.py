@@ -55,8 +55,6 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
         self.refuse_with = ErrorCode.NOT_LEADER_OR_FOLLOWER
         self.silent = False
         """Takes requests and never answers."""
-        self.rest: asyncio.Event | None = None
-        """Answers go no further than their first part before that is set."""
         self.asks: list[int] = []
         """Questions to put before the next request is answered: whether its client is still there."""
         self.there: list[int] = []
@@ -147,8 +145,6 @@ class ScriptedNode(storage_pb2_grpc.StorageServicer):
                     if not self.silent:
                         for response in self._respond(f.request_id, data):
                             yield response
-                            if self.rest is not None and not response.frames[0].last:
-                                await self.rest.wait()
 
     def _respond(self, request_id: int, data: bytes) -> list[storage_pb2.ForwardResponse]:
         header = parse_request_header(data)

@@ -51,8 +51,6 @@ class InFrame(NamedTuple):
     concerns_router: bool
     asks: bool = False
     """No response: whether the client is still there, by that number."""
-    frame_bytes: int = 0
-    """On the first part: of the whole response."""
 
 
 def pack(frames: Iterable[OutFrame], most_bytes: int) -> Iterator[bytes]:
@@ -124,7 +122,7 @@ def unpack(message: bytes) -> list[InFrame]:
 
 
 def _in_frame(message: bytes, view: memoryview, pos: int, stop: int) -> InFrame:
-    request_id = frame_bytes = 0
+    request_id = 0
     chunk = view[:0]
     flags = 0
     while pos < stop:
@@ -140,8 +138,6 @@ def _in_frame(message: bytes, view: memoryview, pos: int, stop: int) -> InFrame:
             value, pos = read_varint(message, pos, stop)
             if tag == 0x08:
                 request_id = value
-            elif tag == 0x20:
-                frame_bytes = value
             elif value:
                 flags |= 1 << (tag >> 3)
         else:
@@ -155,7 +151,6 @@ def _in_frame(message: bytes, view: memoryview, pos: int, stop: int) -> InFrame:
         bool(flags & 1 << 6),
         bool(flags & 1 << 7),
         bool(flags & 1 << 8),
-        frame_bytes,
     )
 
 

@@ -167,24 +167,6 @@ def answer_fetch(gate: Gate, client: Client, frame: bytearray, size: int) -> tup
     return sum(len(r) for result in answer.results for r in result.records), answer.throttle_ms
 
 
-def test_an_answer_that_has_begun_is_paid_for_whole() -> None:
-    gate, client = Gate({ALICE: {CONSUMER_BYTE_RATE: QUOTA}}), Client()
-    frame = fetch()
-    charge = gate.arrive(client, frame)
-    assert charge is not None
-    answer = b"".join(
-        encode_fetch_response(
-            parse_request_header(frame), [FetchResult("t", None, 0, records=[bytes(5_000)])]
-        )
-    )
-    first = [memoryview(answer)[:5], memoryview(answer)[5:300]]
-    told = b"".join(gate.gate.begun(client, charge, first, len(answer)))
-    assert len(told) == 300
-    throttle_ms = decode_fetch_response(told + answer[300:], 12).throttle_ms
-    assert 2_000 < throttle_ms < 2_300, "of all its bytes: those that are there cost no time"
-    assert client.muted_ms == [throttle_ms]
-
-
 def test_a_consumer_that_is_over_gets_an_empty_answer() -> None:
     gate, client = Gate({ALICE: {CONSUMER_BYTE_RATE: QUOTA}}), Client()
     assert answer_fetch(gate, client, fetch(), 2_000) == (2_000, 0)

@@ -89,8 +89,6 @@ class AskedNodes:
 class Asked:
     """A relayed request."""
 
-    passes_on = True
-
     def __init__(self, header: RequestHeader, frame: bytearray, finish: Callable[[bytes], None]) -> None:
         self.finish = finish
         self.times = HopTimes()

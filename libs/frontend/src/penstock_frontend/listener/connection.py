@@ -6,10 +6,9 @@ that did not come whole gets a bytearray of its own and the rest is received str
 into it (`PartialFrame`): a large Produce is copied only for the part that came with its head. One of a client
 that may write nowhere is not kept at all (`DeniedFrame`): the handler gets it without its records.
 
-A handler's answer that is there at once is written at once; a Future gets a callback (and a
-`WatchedReply` may be written before it is whole, once it is its turn); only a coroutine costs a task.
-Coroutines start in arrival order but after `handle` has returned: what must
-happen in order belongs in the synchronous part of `handle`.
+A handler's answer that is there at once is written at once; a Future gets a callback;
+only a coroutine costs a task. Coroutines start in arrival order but after `handle` has
+returned: what must happen in order belongs in the synchronous part of `handle`.
 
 Back-pressure. Reading stops while too many requests or bytes are unanswered, while the
 client does not take its responses, or while there is no memory for frames (see `FrameMemory`).
@@ -37,7 +36,7 @@ import socket
 import struct
 import termios
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 from typing import Any, Protocol, cast
 
@@ -142,7 +141,6 @@ class Connection(asyncio.BufferedProtocol):
     __slots__ = (
         "_audited",
         "_backlog",
-        "_begun",
         "_callbacks",
         "_charged",
         "_close_when_empty",
@@ -245,8 +243,6 @@ class Connection(asyncio.BufferedProtocol):
         self._pending: deque[_Pending] = deque()
         self._inflight_bytes = 0
         self._joins = 0
-        self._begun = False
-        """The first bytes of the answer to the first pending request are written, the rest is to come."""
         self._out: list[Buffer] = []
         self._out_bytes = 0
         self._read_paused = False
@@ -589,19 +585,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending.append((future, response, size, stats, started_s, charge))
         if future is not None:
             future.add_done_callback(self._on_done)
-            if type(future) is WatchedReply:
-                future.on_piece = self._on_piece
         return started_s
-
-    def _on_piece(self) -> None:
-        """A part of an answer is there: pass it on if it is the turn of that answer. Whoever gives it is in the middle
-        of something, so no request is read from here."""
-        if self.closing or self._write_paused or not self._pending:
-            return
-        future, _, _, _, _, charge = self._pending[0]
-        if type(future) is WatchedReply and future.total_bytes and future.pieces and not future.done():
-            self._emit_pieces(future, charge)
-            self._flush()
 
     def _on_done(self, future: asyncio.Future[Response]) -> None:
         if self.closed:
@@ -617,11 +601,8 @@ class Connection(asyncio.BufferedProtocol):
         written: list[Callable[[], None]] = []
         while pending and not self._write_paused and not self.closing:
             future, response, size, stats, started_s, charge = pending[0]
-            reply = future if type(future) is WatchedReply and future.total_bytes else None
             if future is not None:
                 if not future.done():
-                    if reply is not None:
-                        self._emit_pieces(reply, charge)
                     break
                 try:
                     response = future.result()
@@ -637,11 +618,7 @@ class Connection(asyncio.BufferedProtocol):
             self._inflight_bytes -= size
             self._release(size)
             stats.observe(perf_counter() - started_s)
-            if reply is None or response is CLOSE:
-                self._emit(response, charge)  # type: ignore[arg-type]
-            else:
-                self._emit_pieces(reply, charge)
-            self._begun = False
+            self._emit(response, charge)  # type: ignore[arg-type]
             if type(future) is WatchedReply and future.on_written is not None:
                 written.append(future.on_written)
         self._flush()
@@ -664,28 +641,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         if isinstance(response, bytes):
             response = (response,)
-        self._put(response, sum(map(len, response)))
-
-    def _emit_pieces(self, reply: WatchedReply, charge: Charge | None) -> None:
-        """Queue what is there of the first pending request's answer."""
-        pieces: Sequence[Buffer] = reply.take()
-        if self._begun:
-            size = sum(map(len, pieces))
-            self._out.extend(pieces)
-            self._out_bytes += size
-            if self._out_bytes >= _FLUSH_BYTES:
-                self._flush()
-            return
-        self._begun = True
-        if charge is not None:
-            pieces = self._quotas.begun(self, charge, pieces, reply.total_bytes)
-        self._put(pieces, reply.total_bytes)
-
-    def _put(self, buffers: Sequence[Buffer], total_bytes: int) -> None:
-        """Queue an answer of so many bytes, or its beginning."""
-        self._out.append(_LENGTH.pack(total_bytes))
-        self._out.extend(buffers)
-        self._out_bytes += sum(map(len, buffers)) + 4
+        size = 0
+        for part in response:
+            size += len(part)
+        self._out.append(_LENGTH.pack(size))
+        self._out.extend(response)
+        self._out_bytes += size + 4
         if self._out_bytes >= _FLUSH_BYTES:
             self._flush()
 

@@ -145,19 +145,6 @@ class QuotaGate:
         self, connection: Metered, charge: Charge, response: Sequence[Buffer] | bytes
     ) -> Sequence[Buffer] | bytes:
         """The answer as it leaves, with the time that its client is throttled."""
-        size_bytes = len(response) if isinstance(response, bytes) else sum(map(len, response))
-        return self._answered(connection, charge, response, size_bytes)
-
-    def begun(
-        self, connection: Metered, charge: Charge, pieces: Sequence[Buffer], total_bytes: int
-    ) -> Sequence[Buffer]:
-        """As `answered`, for the first pieces of an answer of so many bytes; its client pays for the whole."""
-        told = self._answered(connection, charge, pieces, total_bytes)
-        return (told,) if isinstance(told, bytes) else told
-
-    def _answered(
-        self, connection: Metered, charge: Charge, response: Sequence[Buffer] | bytes, size_bytes: int
-    ) -> Sequence[Buffer] | bytes:
         now_ms, account, api_key = self._clock_ms(), charge.account, charge.api_key
         throttle_ms, key = 0, PRODUCER_BYTE_RATE
         if api_key == _PRODUCE and account.produce is not None:
@@ -165,7 +152,8 @@ class QuotaGate:
         elif api_key == _FETCH and account.fetch is not None:
             key = CONSUMER_BYTE_RATE
             if charge.answer is None:
-                throttle_ms = account.fetch.use(size_bytes + _LENGTH_BYTES, now_ms)
+                size = len(response) if isinstance(response, bytes) else sum(map(len, response))
+                throttle_ms = account.fetch.use(size + _LENGTH_BYTES, now_ms)
             else:
                 throttle_ms = account.fetch.owed_ms(now_ms)
         if account.request is not None:

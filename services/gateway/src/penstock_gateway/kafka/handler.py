@@ -16,7 +16,7 @@ from typing import Any, Final
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.answers import WatchedReply
 from penstock_frontend.listener.client_software import client_software
-from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Connection, Response
+from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.describe_producers import ProducersQuery
 from penstock_gateway.relay.fetch import Fetch
@@ -94,8 +94,6 @@ class GatewayHandler:
         client = self._client_relay(connection)
         waiting = DeferredReply(client)
         request = kind(header, frame, waiting.finish)
-        if request.passes_on:
-            request.pieces = waiting
         client.submit(request)
         # Not the request: it knows the reply, whose megabytes would wait for the garbage collector in such a circle.
         metrics, api_key, times = self._relay.metrics, header.api_key, request.times
@@ -126,7 +124,7 @@ class GatewayHandler:
 
 
 class DeferredReply:
-    """The outcome of a relayed request, as the listener wants it: at once, or a future, which may give it in pieces."""
+    """The outcome of a relayed request, as the listener wants it: at once, or a future."""
 
     __slots__ = ("_client", "_future", "_outcome")
 
@@ -144,16 +142,6 @@ class DeferredReply:
         self._client.waiting_count -= 1
         if not self._future.done():
             self._future.set_result(response)
-
-    def begin(self, total_bytes: int) -> None:
-        """An answer of so many bytes comes in pieces; called after `result`, for nodes answer later."""
-        if self._future is not None:
-            self._future.begin(total_bytes)
-
-    def add(self, piece: Buffer) -> None:
-        """The next bytes of it."""
-        if self._future is not None and not self._future.done():
-            self._future.add(piece)
 
     def result(self, on_written: Callable[[], None] | None = None) -> Response | Awaitable[Response]:
         """What to hand the listener; called once, after the request was submitted. `on_written` is called when

@@ -7,7 +7,6 @@
 `groups`              requests for group coordinators
 `items`               a request's partitions: how they are named, which are known, what nodes answered
 `node_stream`         one `Forward` stream
-`passing`             an answer that is passed on to its client as it comes
 `produce`             Produce, as it is relayed
 `queries`             ListOffsets, OffsetForLeaderEpoch and DeleteRecords
 `relay`               the relay of a gateway: what those of all its clients share

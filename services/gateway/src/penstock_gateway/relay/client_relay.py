@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from penstock_core.errors import PenstockError
@@ -24,7 +24,6 @@ from penstock_frontend.authorizer import Authorizer, Identity
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.relay.fetch import LeaderChangeHint
 from penstock_gateway.relay.node_stream import NodeStream
-from penstock_gateway.relay.passing import PassedAnswer, begin_passing
 from penstock_gateway.relay.produce import Produce, UnknownTopicGate
 from penstock_gateway.relay.request import Part, Relayed
 from penstock_gateway.relay.rights import RequestRights
@@ -171,20 +170,13 @@ class ClientRelay:
         """Time passed."""
         if self._table.tick():
             self._carry_out()
-        now_ms = self._relay.clock_ms()
-        for link in self._streams.values():
-            for request_id, passed in list(link.passed.items()):
-                if passed.until_ms <= now_ms:
-                    del link.passed[request_id]
-                    passed.request.close()
         if self._leaving_until_ms:
             self.close()
 
     @property
     def idle(self) -> bool:
         """Nothing is under way: no time that passes changes that."""
-        passes = any(link.passed for link in self._streams.values())
-        return self._table.idle and not passes and not self._leaving_until_ms
+        return self._table.idle and not self._leaving_until_ms
 
     # -- from streams ---------------------------------------------------------------------
 
@@ -210,7 +202,6 @@ class ClientRelay:
         self._relay.log.debug("stream to node ended", node=node_id, reason=reason)
         self._relay.on_stream_lost(node_id)
         self._table.broken(node_id)
-        link.give_up()
         self._carry_out()
 
     def take_frames(self, stream: NodeStream) -> list[OutFrame]:
@@ -243,8 +234,6 @@ class ClientRelay:
         hit("gateway.answer.before")
         now_s = self._metrics.clock_s()
         for frame in frames:
-            if self._passes_on(link, frame, now_s):
-                continue
             if not frame.last:
                 link.chunks.setdefault(frame.request_id, []).append(frame.chunk)
                 continue
@@ -257,34 +246,6 @@ class ClientRelay:
                 self._answered(flight, frame, chunks)
         hit("gateway.answer.after")
         self._carry_out()
-
-    def _passes_on(self, link: _Link, frame: InFrame, now_s: float) -> bool:
-        """Whether a frame belongs to an answer that needs not be here whole."""
-        request_id = frame.request_id
-        passed = link.passed.get(request_id)
-        if passed is None:
-            flight = link.flights.get(request_id)
-            if not frame.frame_bytes or flight is None or flight.is_done:
-                return False
-            passed = begin_passing(flight.payload, frame)
-            if passed is None:
-                return False
-            # From here on it is the client's: what becomes of the leader changes nothing any more.
-            del link.flights[request_id]
-            self._table.answered(flight)
-            link.passed[request_id] = passed
-        self._metrics.to_clients_bytes += len(frame.chunk)
-        request = passed.request
-        try:
-            if passed.take(frame, self._relay.clock_ms()):
-                del link.passed[request_id]
-                request.times.back_s = now_s
-                request.passed_on()
-        except PenstockError as e:
-            self._relay.log.error("bad response from a node", node=link.stream.node_id, reason=e.message)
-            del link.passed[request_id]
-            request.close()
-        return True
 
     def _answered(self, flight: InFlight[Part], frame: InFrame, chunks: list[Buffer]) -> None:
         part = flight.payload
@@ -356,28 +317,19 @@ class ClientRelay:
         )
         channel = relay.channels.get(node.grpc.address, STORAGE_NODE)
         stream = NodeStream(self, channel, opening, delay_ms / 1000, relay.on_bug)
-        self._streams[node_id] = _Link(stream)
+        self._streams[node_id] = _Link(stream, {}, {})
         self._metrics.streams += 1
 
     def _drop(self, link: _Link) -> None:
         link.stream.close()
-        link.give_up()
         self._metrics.streams -= 1
 
 
 @dataclass(slots=True)
 class _Link:
-    """A stream with what is out on it: flights and unfinished responses by request id."""
+    """A stream with what is out on it: flights and the chunks of unfinished responses by request id."""
 
     stream: NodeStream
-    flights: dict[int, InFlight[Part]] = field(default_factory=dict)
-    chunks: dict[int, list[Buffer]] = field(default_factory=dict)
-    passed: dict[int, PassedAnswer] = field(default_factory=dict)
-    """Answers of which the client has got a part."""
+    flights: dict[int, InFlight[Part]]
+    chunks: dict[int, list[Buffer]]
     last_id: int = 0
-
-    def give_up(self) -> None:
-        """The rest of what the client has a part of will not come."""
-        passed, self.passed = self.passed, {}
-        for answer in passed.values():
-            answer.request.close()

@@ -38,7 +38,6 @@ class Fetch(Relayed[FetchResult]):
 
     operation = Operation.READ
     leader_change_hint = True
-    passes_on = True
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish)

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Final, Generic, Protocol
+from typing import Any, Final, Generic
 
 from penstock_core.errors import FIND_LEADER, ErrorCode
 from penstock_core.ids import TopicPartition
@@ -70,16 +70,6 @@ class Part:
         return self.request.encode(self.indices, self.share)
 
 
-class PieceTaker(Protocol):
-    """Where the pieces of an answer go that is passed on as it comes. Its end goes to the request's `finish`."""
-
-    def begin(self, total_bytes: int) -> None:
-        """So many bytes are to come."""
-
-    def add(self, piece: Buffer) -> None:
-        """The next ones."""
-
-
 class HopTimes:
     """When a request came from one part of its way to the next, in s of one clock; 0: it did not."""
 
@@ -108,10 +98,6 @@ class Relayed(ABC, Generic[R]):
     """Told to the node: time that the client gives it; 0 for none."""
     leader_change_hint = False
     """The client is made to look for a leader that has moved, though this gateway knows it."""
-    passes_on = False
-    """A node's answer to the whole of it is the client's, whatever it says."""
-    pieces: PieceTaker | None = None
-    """Who takes such an answer before all of it is there."""
     silent = False
     """The client waits for no answer, and may be gone before the request is."""
 
@@ -283,10 +269,6 @@ class Relayed(ABC, Generic[R]):
         self._left -= count
         if self._left <= 0 and not self.finished:
             self._complete()
-
-    def passed_on(self) -> None:
-        """The last piece of a node's answer was given to `pieces`."""
-        self._end([])
 
     def answered_none(self, part: Part) -> None:
         """A node's word that a part is done and has no response."""

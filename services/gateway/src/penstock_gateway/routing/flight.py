@@ -51,11 +51,6 @@ class InFlight(Generic[P]):
     retry_ms: int = 0
 
     @property
-    def is_done(self) -> bool:
-        """It was answered."""
-        return self.state is State.DONE
-
-    @property
     def is_ordered(self) -> bool:
         """It may not overtake an earlier one of its partitions."""
         return self.on_loss is OnLoss.MAYBE_WRITTEN

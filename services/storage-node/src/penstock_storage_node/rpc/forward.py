@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.limits import KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
+from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX, KAFKA_FRAME_BYTES_CEILING, KAFKA_FRAME_BYTES_MAX
 from penstock_core.security.principal import ANONYMOUS, Identity, Principal, client_identity
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Buffer, Response
 from penstock_kafka.error_responses.data import error_response
@@ -50,8 +50,7 @@ REQUEST_BYTES_MAX = 16 * 1024 * 1024
 REQUESTS_MAX = 256
 RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 """Response bytes of one stream that the gateway has not taken yet."""
-MESSAGE_BYTES = 256 * 1024
-"""Answers go in parts of this size: a gateway passes on one while the next is on its way."""
+MESSAGE_BYTES = FORWARD_CHUNK_BYTES_MAX
 STREAMS_PER_GATEWAY_MAX = 20_000
 """Twice the connections of a listener: a stream is one client's."""
 OPEN_TIMEOUT_MS = 5000
