@@ -1,6 +1,6 @@
 """Penstock beside Apache Kafka: the same client, the same minute, the same machine.
 
-    make bench                                      all rows, three rounds
+    .venv/bin/python -m bench.compare               all systems, three rounds
     .venv/bin/python -m bench.compare --rounds 1 --megabytes 200
     .venv/bin/python -m bench.compare --systems penstock-direct,penstock-gateway   (no Java needed)
 
@@ -264,7 +264,7 @@ def main() -> int:
     parser.add_argument(
         "--secure",
         action="store_true",
-        help="TLS, SCRAM-SHA-512 and ACLs on all of them (make bench SECURE=1)",
+        help="TLS, SCRAM-SHA-512 and ACLs on all of them",
     )
     parser.add_argument("--json", type=Path, help="write every row here")
     options = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,8 +32,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[bytes]]:
         nonlocal now_s
         now_s += seconds
 
-    monkeypatch.setattr("penstock.cli.transaction_wire.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("penstock.cli.transaction_wire.time.sleep", pause)
+    monkeypatch.setattr(tw, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=pause))
 
     def say(*given: bytes) -> Iterator[bytes]:
         left = iter(given)
