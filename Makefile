@@ -91,6 +91,10 @@ bench-versions: setup ## this checkout beside another one, in pairs: BENCH="--be
 bench-groups: setup ## what heartbeats, commits, 1,000 live groups, large rebalances and idempotence cost (java, mvn, kcat; BENCH="--help")
 	$(BIN)/python -m bench.groups $(BENCH)
 
+.PHONY: bench-stages
+bench-stages: setup ## CPU by process and thread, sleeps and bytes of a record's way (gcc; STAGES="--help")
+	$(BIN)/python -m bench.stages $(STAGES)
+
 .PHONY: bench-spark
 bench-spark: setup ## Spark's source beside Spark's Kafka connector on Kafka 4.3.1 (java, mvn; BENCH="--help")
 	PYTHONPATH=tests $(BIN)/python -m bench.spark $(BENCH)
