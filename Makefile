@@ -83,6 +83,10 @@ clean: ## remove what make made, the environment included
 bench: setup ## Penstock beside Apache Kafka in pairs: ONLY=regex ROUNDS=5 SECURE=1, BENCH=--quick or --list (java, mvn, gcc)
 	$(BIN)/python -m bench.runner $(if $(ONLY),--only "$(ONLY)") $(if $(filter-out file,$(origin ROUNDS)),$(if $(ROUNDS),--rounds $(ROUNDS))) $(if $(SECURE),--secure) $(BENCH)
 
+.PHONY: bench-transactions
+bench-transactions: setup ## transactions beside Apache Kafka's in pairs, two clients: ONLY=regex ROUNDS=5, BENCH=--quick or --list (java, javac, mvn, gcc)
+	$(BIN)/python -m bench.transactions $(if $(ONLY),--only "$(ONLY)") $(if $(filter-out file,$(origin ROUNDS)),$(if $(ROUNDS),--rounds $(ROUNDS))) $(if $(SECURE),--secure) $(BENCH)
+
 .PHONY: bench-versions
 bench-versions: setup ## this checkout beside another one, in pairs: BENCH="--before DIR" (kcat)
 	$(BIN)/python -m bench.versions $(BENCH)

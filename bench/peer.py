@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ KAFKA_VERSION = "4.3.1"
 ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "penstock-bench"
 START_TIMEOUT_S = 60
+COMPILE_TIMEOUT_S = 300
 
 
 @contextlib.contextmanager
@@ -67,6 +70,34 @@ def _fetch_jars(folder: Path) -> None:
         check=True,
     )  # fmt: skip
     (folder / "complete").touch()
+
+
+def compile_java(sources: Sequence[Path], class_path: str, name: str) -> Path:
+    """Folder with the classes of these sources, beside Kafka's jars; compiled once for each text of them. Raises
+    RuntimeError with what javac says."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in sources)).hexdigest()[:16]
+    classes = CACHE / f"{name}-{KAFKA_VERSION}-{digest}"
+    if not classes.exists():
+        building = Path(tempfile.mkdtemp(dir=CACHE))
+        command = ["javac", "-Xlint:all", "-Werror", "-cp", class_path, "-d", str(building)]
+        done = subprocess.run(
+            [*command, *map(str, sources)],
+            capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            shutil.rmtree(building)
+            raise RuntimeError(done.stdout + done.stderr)
+        keep_folder(building, classes)
+    return classes
+
+
+def keep_folder(building: Path, there: Path) -> None:
+    """Under the name that it is looked for; whoever was quicker has made the same."""
+    try:
+        building.rename(there)
+    except OSError:
+        shutil.rmtree(building)
 
 
 @dataclass(frozen=True)

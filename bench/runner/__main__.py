@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from bench.peer import KAFKA_VERSION, fetch_jars
-from bench.runner import elsewhere, machine, store
+from bench.runner import elsewhere, java, machine, store
 from bench.runner.charts import charts
 from bench.runner.documents import Document, Sample, summaries
 from bench.runner.driver import build
@@ -37,6 +37,7 @@ from bench.runner.pictures import draw
 from bench.runner.plan import FULL, PAIRS_MIN, QUICK, TINY, Size, has_time, visits
 from bench.runner.rows import KAFKA_SYSTEM, PENSTOCK_SYSTEM, Kind, Row, choose
 from bench.runner.session import Keep, make_visit
+from bench.runner.suites import BENCH, Suite
 from bench.runner.systems import SystemFailed
 from bench.runner.tables import GOALS_HEAD, HEAD, goal_line, lines, origin
 from rich.console import Console
@@ -50,14 +51,15 @@ QUICK_MINUTES: Final = 9.0
 """The last visit and the pictures come after it."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when all was measured, 1 with one line when something is missing, 130 when it was interrupted."""
-    options = _options(arguments)
+def main(arguments: Sequence[str] | None = None, suite: Suite = BENCH, text: str = __doc__) -> int:
+    """0 when all was measured, 1 with one line when something is missing, 130 when it was interrupted. `text` is what
+    --help says of the suite."""
+    options = _options(arguments, suite, text)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         rows = _rows(options)
         if options.list:
-            _list(rows)
+            _list(rows, suite)
             return 0
         return _bench(options, rows)
     except (Missing, SystemFailed, CommandError, LookupError, ValueError) as error:
@@ -86,9 +88,9 @@ def _say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None, suite: Suite, text: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=suite.command, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="rows of which the name matches (ONLY=)")
     parser.add_argument(
@@ -111,6 +113,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="show the rows")
     options = parser.parse_args(arguments)
+    options.suite = suite
     options.size = options.size or ("quick" if options.quick else "full")
     options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else PAIRS_MIN)
     options.systems = options.systems.split(",")
@@ -126,7 +129,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
-    rows = choose(options.only, quick=options.quick)
+    suite: Suite = options.suite
+    rows = choose(options.only, quick=options.quick, rows=suite.rows, command=suite.command)
     kept = (
         replace(row, contenders=tuple(one for one in row.contenders if one.system in options.systems))
         for row in rows
@@ -134,10 +138,9 @@ def _rows(options: argparse.Namespace) -> tuple[Row, ...]:
     return tuple(row for row in kept if row.contenders)
 
 
-def _list(rows: Sequence[Row]) -> None:
-    table = Table(
-        "row", "what", "processes", "contenders", "goals", title="rows of make bench (q: --quick too)"
-    )
+def _list(rows: Sequence[Row], suite: Suite) -> None:
+    title = f"rows of {suite.command} (q: --quick too)"
+    table = Table("row", "what", "processes", "contenders", "goals", title=title)
     for row in rows:
         goals = "\n".join(f"{goal.contender}: {goal.figure} {goal.text}" for goal in row.goals)
         name = f"{row.name} (q)" if row.quick else row.name
@@ -156,6 +159,7 @@ def _document(options: argparse.Namespace) -> tuple[Document, Path]:
     new = Document(
         machine.commit(), datetime.date.today().isoformat(),  # noqa: DTZ011 - the reader's own day
         machine.facts(), machine.versions(KAFKA_VERSION), size, options.secure, options.accept_noise,
+        options.suite.name,
     )  # fmt: skip
     file = options.json or store.RESULTS / store.file_name(new)
     if not file.exists():
@@ -169,9 +173,11 @@ def _document(options: argparse.Namespace) -> tuple[Document, Path]:
 def _bench(options: argparse.Namespace, rows: Sequence[Row]) -> int:
     needs_kafka = any(KAFKA_SYSTEM in row.systems for row in rows)
     here = [row for row in rows if row.kind is not Kind.ELSEWHERE]
+    by_java = any(row.client == "java" for row in here)
     for row in rows:
-        machine.need(kafka=needs_kafka, compiler=bool(here), module=row.module)
+        machine.need(kafka=needs_kafka, compiler=bool(here), module=row.module, java_client=by_java)
     program = build() if here else Path()
+    client = java.build() if by_java else ()
     if needs_kafka:
         fetch_jars()
     document, file = _document(options)
@@ -194,7 +200,7 @@ def _bench(options: argparse.Namespace, rows: Sequence[Row]) -> int:
                 if options.size != "tiny":
                     machine.need_space(scratch)
                 make_visit(
-                    visit, program, scratch, _size(options),
+                    visit, program, scratch, _size(options), java=client,
                     secure=options.secure, accept_noise=options.accept_noise, keep=keep, say=_say,
                 )  # fmt: skip
                 longest_s = max(longest_s, time.monotonic() - begun)

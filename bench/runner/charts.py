@@ -34,6 +34,7 @@ class Chart:
 BARS: Final = (
     ("produce", Kind.PRODUCE, "Producing", SPEED, "MB/s"),
     ("consume", Kind.CONSUME, "Reading", SPEED, "MB/s"),
+    ("transact", Kind.TRANSACT, "Producing in transactions", SPEED, "MB/s"),
     (
         "cpu-produce",
         Kind.PRODUCE,

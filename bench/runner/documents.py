@@ -13,7 +13,8 @@ from typing import Any, Final
 from bench.runner.figures import Ratio, Spread, ratio, spread, verdict
 from bench.runner.noise import Noise
 from bench.runner.plan import Run
-from bench.runner.rows import ROWS, Goal, Row
+from bench.runner.rows import Goal, Row
+from bench.runner.suites import rows_of
 
 FORM: Final = 1
 
@@ -37,7 +38,8 @@ class Sample:
 
 @dataclass
 class Document:
-    """An occasion. `machine`: facts by name; `accepted_noise`: void samples count, and tables say so."""
+    """An occasion. `machine`: facts by name; `accepted_noise`: void samples count, and tables say so; `suite`: of
+    bench.runner.suites."""
 
     commit: str
     date: str
@@ -46,6 +48,7 @@ class Document:
     size: str = "full"
     secure: bool = False
     accepted_noise: bool = False
+    suite: str = ""
     samples: list[Sample] = field(default_factory=list)
 
     def counting(self) -> Iterator[Sample]:
@@ -62,7 +65,7 @@ class Document:
 
     def fits(self, other: Document) -> str:
         """Why samples of `other` may not join those of this document, or ""."""
-        for name in ("commit", "size", "secure", "accepted_noise"):
+        for name in ("commit", "suite", "size", "secure", "accepted_noise"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
                 return f"its {name.replace('_', ' ')} is {mine}, and this bench's {theirs}"
@@ -115,8 +118,9 @@ class Summary:
         return tuple(one.name for one in self.row.contenders if one.name in measured)
 
 
-def summaries(document: Document, rows: Sequence[Row] = ROWS) -> list[Summary]:
-    """Of each row that has a sample that counts, in the order of `rows`."""
+def summaries(document: Document, rows: Sequence[Row] = ()) -> list[Summary]:
+    """Of each row that has a sample that counts, in the order of `rows`, or of the document's suite."""
+    rows = rows or rows_of(document.suite)
     counting = list(document.counting())
     return [
         _summary(row, [one for one in counting if one.row == row.name], document)

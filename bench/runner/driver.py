@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import confluent_kafka
 from bench.peer import CACHE
+from bench.runner.java import java_entry
 from bench.runner.machine import Missing
+from bench.runner.pauses import Story
 
 SOURCE: Final = Path(__file__).resolve().parent / "native"
 GRACE_S: Final = 30
@@ -24,6 +29,37 @@ THROUGHPUT: Final[Mapping[str, str]] = {
     "producer:queue.buffering.max.kbytes": "262144",
     # By default a reader that has read ahead enough looks a second later whether there is room again.
     "consumer:fetch.queue.backoff.ms": "5",
+}
+# Of both clients the same: how much may wait in the client is how long a commit has to flush.
+TRANSACT: Final[Mapping[str, Mapping[str, str]]] = {
+    "librdkafka": {
+        "producer:linger.ms": "5",
+        "producer:batch.size": "1000000",
+        "producer:queue.buffering.max.kbytes": "32768",
+        "producer:enable.idempotence": "true",
+    },
+    "java": {
+        "producer:linger.ms": "5",
+        "producer:batch.size": "1000000",
+        "producer:buffer.memory": "33554432",
+        "producer:enable.idempotence": "true",
+    },
+}
+AT_ONCE: Final[Mapping[str, Mapping[str, str]]] = {
+    "librdkafka": {"producer:linger.ms": "0", "producer:enable.idempotence": "true"},
+    "java": {
+        "producer:linger.ms": "0",
+        "producer:enable.idempotence": "true",
+        "consumer:fetch.max.wait.ms": "500",
+    },
+}
+ENDURE: Final[Mapping[str, str]] = {
+    "producer:linger.ms": "0",
+    "producer:enable.idempotence": "true",
+    "producer:retry.backoff.ms": "20",
+    "reconnect.backoff.ms": "20",
+    "reconnect.backoff.max.ms": "200",
+    "consumer:isolation.level": "read_committed",
 }
 LATENCY: Final[Mapping[str, str]] = {
     "producer:linger.ms": "0",
@@ -46,8 +82,19 @@ class Told:
     """From when the first one began until the last one ended."""
     cpu_s: float
     ack_ms: tuple[float, ...]
-    """50, 99, 99.9 and 100 %; of one client."""
+    """50, 99, 99.9 and 100 %; of one client, as all latencies here."""
     end_to_end_ms: tuple[float, ...]
+    commit_ms: tuple[float, ...] = ()
+    """Of the call that commits."""
+    transaction_ms: tuple[float, ...] = ()
+    """From when it was due, or begun, until it was committed."""
+    transactions: int = 0
+    """Committed ones."""
+    committed: int = 0
+    """Records in them."""
+    begin_ns: int = 0
+    """CLOCK_MONOTONIC's."""
+    end_ns: int = 0
 
 
 def build() -> Path:
@@ -60,6 +107,7 @@ def build() -> Path:
             "confluent-kafka has no librdkafka of its own here: install its wheel, as `make setup` does"
         )
     sources = sorted(SOURCE.glob("*.[ch]"))
+    units = [str(path) for path in sources if path.suffix == ".c"]
     digest = hashlib.sha256(
         b"".join(path.read_bytes() for path in sources) + str(library).encode()
     ).hexdigest()
@@ -68,8 +116,8 @@ def build() -> Path:
         CACHE.mkdir(parents=True, exist_ok=True)
         made = program.with_name(f"{program.name}.{os.getpid()}")
         done = subprocess.run(
-            ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", str(SOURCE / "driver.c"), str(library),
-             "-o", str(made), f"-Wl,-rpath,{library.parent}", "-Wl,--allow-shlib-undefined", "-pthread"],
+            ["gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", *units, str(library), "-o", str(made),
+             f"-Wl,-rpath,{library.parent}", "-Wl,--allow-shlib-undefined", "-pthread"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:
@@ -83,25 +131,26 @@ def build() -> Path:
 class Driver:
     """Starts clients against one system; settings go to them by a file, which no list of processes shows."""
 
-    def __init__(self, program: Path, folder: Path, client: Mapping[str, str]) -> None:
-        self._program = program
+    def __init__(
+        self, program: Path, folder: Path, client: Mapping[str, str], java: Sequence[str] = ()
+    ) -> None:
+        """`client`: librdkafka's settings to come in. `java` starts the Java client."""
+        self._name = "librdkafka"
+        self._programs = {"librdkafka": (str(program),), "java": tuple(java)}
         self._folder = folder
         self._client = dict(client)
+
+    def by(self, client: str) -> Driver:
+        """The same for one of bench.runner.transaction_rows.CLIENTS."""
+        made = copy.copy(self)
+        made._name = client
+        return made
 
     def run(
         self, what: str, bootstrap: str, settings: Mapping[str, str], clients: int = 1, **arguments: object
     ) -> Told:
         """`clients` processes side by side. Raises ClientFailed; none is left running."""
-        file = self._folder / "client.properties"
-        file.touch(0o600)
-        whole = {"bootstrap.servers": bootstrap, **self._client, **settings}
-        file.write_text("".join(f"{name}={value}\n" for name, value in whole.items()))
-        command = [
-            str(self._program),
-            str(file),
-            what,
-            *(f"{name}={value}" for name, value in arguments.items()),
-        ]
+        command = self._command(what, bootstrap, settings, arguments)
         timeout_s = float(str(arguments.get("timeout_s", 60))) + GRACE_S
         started: list[subprocess.Popen[str]] = []
         try:
@@ -109,12 +158,62 @@ class Driver:
                 started.append(
                     subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                 )
-            return _together([_told(process, timeout_s) for process in started])
+            return together([_told(process, timeout_s) for process in started])
         finally:
             for process in started:
                 if process.poll() is None:
                     process.kill()
                 process.communicate()
+
+    @contextmanager
+    def telling(
+        self, what: str, bootstrap: str, settings: Mapping[str, str], **arguments: object
+    ) -> Iterator[Story]:
+        """A client that runs until the block ends, and what it tells meanwhile. Raises ClientFailed when it ended by
+        itself or told something else."""
+        command = self._command(what, bootstrap, settings, arguments)
+        story, wrong = Story(), []
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+        def listen() -> None:
+            assert process.stdout is not None
+            for line in process.stdout:
+                try:
+                    story.add(line)
+                except ValueError as error:
+                    wrong.append(str(error))
+
+        listener = threading.Thread(target=listen, name="what the client tells")
+        listener.start()
+        try:
+            yield story
+            ended = process.poll()
+        finally:
+            process.kill()
+            listener.join()
+            # Nothing is left in it but what was said on stderr.
+            error = process.stderr.read() if process.stderr is not None else ""
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+            process.wait()
+        if wrong or ended is not None:
+            raise ClientFailed(
+                (wrong or error.strip().splitlines() or [f"the client ended with {ended}"])[-1]
+            )
+
+    def _command(
+        self, what: str, bootstrap: str, settings: Mapping[str, str], arguments: Mapping[str, object]
+    ) -> list[str]:
+        entry = self._client if self._name == "librdkafka" else java_entry(self._client)
+        whole = {"bootstrap.servers": bootstrap, **entry, **settings}
+        file = self._folder / "client.properties"
+        file.touch(0o600)
+        file.write_text("".join(f"{name}={value}\n" for name, value in whole.items()))
+        said = (f"{name}={value}" for name, value in arguments.items())
+        return [*self._programs[self._name], str(file), what, *said]
 
 
 def _told(process: subprocess.Popen[str], timeout_s: float) -> dict[str, Any]:
@@ -126,11 +225,24 @@ def _told(process: subprocess.Popen[str], timeout_s: float) -> dict[str, Any]:
         raise ClientFailed(
             (error.strip().splitlines() or [f"the client ended with {process.returncode}"])[-1]
         )
-    told: dict[str, Any] = json.loads(out)
+    return told_in(out)
+
+
+def told_in(out: str) -> dict[str, Any]:
+    """The last line of what a client wrote, which is JSON. Raises ClientFailed for another one."""
+    last = (out.strip().splitlines() or [""])[-1]
+    try:
+        told: dict[str, Any] = json.loads(last)
+        missing = {"records", "bytes", "begin_ns", "end_ns", "cpu_s"} - set(told)
+    except (ValueError, TypeError):
+        raise ClientFailed(f"the client wrote {last[:200]!r}, and no result") from None
+    if missing:
+        raise ClientFailed(f"the client's result has no {', '.join(sorted(missing))}")
     return told
 
 
-def _together(told: Sequence[Mapping[str, Any]]) -> Told:
+def together(told: Sequence[Mapping[str, Any]]) -> Told:
+    """What clients say together; latencies are the first one's."""
     begin, end = min(one["begin_ns"] for one in told), max(one["end_ns"] for one in told)
     return Told(
         sum(one["records"] for one in told),
@@ -139,4 +251,10 @@ def _together(told: Sequence[Mapping[str, Any]]) -> Told:
         sum(one["cpu_s"] for one in told),
         tuple(told[0].get("ack_ms", ())),
         tuple(told[0].get("end_to_end_ms", ())),
+        tuple(told[0].get("commit_ms", ())),
+        tuple(told[0].get("transaction_ms", ())),
+        sum(one.get("transactions", 0) for one in told),
+        sum(one.get("committed", 0) for one in told),
+        begin,
+        end,
     )

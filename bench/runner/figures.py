@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -61,6 +61,23 @@ def interval(values: Sequence[float], resamples: int = RESAMPLES) -> tuple[float
     medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(resamples))
     cut = (1 - CONFIDENCE) / 2
     return medians[int(cut * resamples)], medians[min(resamples - 1, int((1 - cut) * resamples))]
+
+
+def at(samples: Sequence[tuple[int, Mapping[str, float]]], time_ns: int) -> dict[str, float]:
+    """What counters by name were at a time: between two samples in proportion, before and after all as the nearest.
+    Raises ValueError for no samples."""
+    if not samples:
+        raise ValueError("no samples: nothing was counted")
+    earlier, later = samples[0], samples[-1]
+    for sample in samples:
+        if sample[0] <= time_ns:
+            earlier = sample
+        else:
+            later = sample
+            break
+    span_ns = later[0] - earlier[0]
+    share = min(1.0, max(0.0, (time_ns - earlier[0]) / span_ns)) if span_ns > 0 else 0.0
+    return {name: value + share * (later[1].get(name, value) - value) for name, value in earlier[1].items()}
 
 
 def verdict(found: Ratio, bound: float, *, at_most: bool) -> str:

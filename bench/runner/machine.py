@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -53,6 +54,40 @@ def used(processes: Iterable[tuple[str, psutil.Process]]) -> Used:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
+
+
+SAMPLE_S: Final = 0.25
+
+
+@contextlib.contextmanager
+def counting(
+    processes: list[tuple[str, psutil.Process]],
+) -> Iterator[list[tuple[int, dict[str, float]]]]:
+    """CPU seconds by role of these processes alone, again and again until the block ends, with CLOCK_MONOTONIC's time:
+    what a run took is found without what came before its clock ran."""
+    samples: list[tuple[int, dict[str, float]]] = []
+    over = threading.Event()
+
+    def count() -> None:
+        sums: dict[str, float] = {}
+        for role, process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sums[role] = sums.get(role, 0.0) + _cpu_s(process)
+        samples.append((time.monotonic_ns(), sums))
+
+    def go_on() -> None:
+        while not over.wait(SAMPLE_S):
+            count()
+
+    count()
+    thread = threading.Thread(target=go_on, name="CPU by role")
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+        count()
 
 
 def reading(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
@@ -110,11 +145,13 @@ def drop_from_cache(folder: Path) -> None:
                     os.close(handle)
 
 
-def need(*, kafka: bool, compiler: bool, module: str = "") -> None:
+def need(*, kafka: bool, compiler: bool, module: str = "", java_client: bool = False) -> None:
     """Raise Missing for the first program that is not there."""
     wanted = [("gcc", "the client of these runs is compiled: install gcc")] if compiler else []
     if kafka:
         wanted.append(("java", "Apache Kafka needs Java 17 or newer: install openjdk-17-jre-headless"))
+    if java_client:
+        wanted.append(("javac", "the Java client of these rows is compiled: install openjdk-17-jdk-headless"))
     if module == "bench.groups":
         wanted.append(("kcat", "the row groups sends by kcat: install kcat"))
     for program, hint in wanted:

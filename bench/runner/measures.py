@@ -33,6 +33,8 @@ class Bench:
     watch: Watch
     filled: dict[tuple[str, str], str] = field(default_factory=dict)
     """Topics that hold records to read, by row and durability."""
+    held: dict[str, Told] = field(default_factory=dict)
+    """What was written to them."""
     _numbers: int = 0
 
     def topic(self, step: Step, load: Load) -> str:
@@ -85,7 +87,7 @@ def start(bench: Bench, step: Step) -> Figures:
     bench.running.create_topic("first", 1, factor, {"min.insync.replicas": str(min(2, factor))})
     bench.running.one_ack("first")
     took_s = time.perf_counter() - bench.running.begun
-    return {"start_to_ack_s": took_s, **_memory(bench.running)}
+    return {"start_to_ack_s": took_s, **memory(bench.running)}
 
 
 def idle(bench: Bench, step: Step) -> Figures:
@@ -103,7 +105,7 @@ def idle(bench: Bench, step: Step) -> Figures:
     return {
         "idle_cores": (sum(after.cpu_s.values()) - sum(before.cpu_s.values())) / took_s,
         **{f"{role}_cores": (after.cpu_s[role] - before.cpu_s.get(role, 0)) / took_s for role in after.cpu_s},
-        **_memory(bench.running),
+        **memory(bench.running),
     }
 
 
@@ -113,9 +115,9 @@ def connections(bench: Bench, step: Step) -> Figures:
     bench.latency(step, topic, seconds=bench.size.latency_s / 2, with_reader=False)
     with _connections(bench, step), bench.watch.over(bench.running.processes()):
         told = bench.latency(step, topic, seconds=bench.size.latency_s, with_reader=False)
-        memory = _memory(bench.running)
+        held = memory(bench.running)
     bench.forget(topic)
-    return {**_percentiles("ack", told.ack_ms), **memory}
+    return {**percentiles("ack", told.ack_ms), **held}
 
 
 def latency(bench: Bench, step: Step) -> Figures:
@@ -129,8 +131,8 @@ def latency(bench: Bench, step: Step) -> Figures:
     after = bench.running.used()
     bench.forget(topic)
     return {
-        **_percentiles("ack", told.ack_ms),
-        **_percentiles("end_to_end", told.end_to_end_ms),
+        **percentiles("ack", told.ack_ms),
+        **percentiles("end_to_end", told.end_to_end_ms),
         "reached_per_s": told.records / told.elapsed_s,
         "servers_cores": (sum(after.cpu_s.values()) - sum(before.cpu_s.values())) / told.elapsed_s,
     }
@@ -148,7 +150,7 @@ def produce(bench: Bench, step: Step) -> Figures:
         told = bench.produce(step, topic, bench.size.records(load.record_bytes, load.clients))
         after = bench.running.used()
     bench.forget(topic)
-    return {**_throughput(told, before, after), **_memory(bench.running)}
+    return {**throughput(told, before, after), **memory(bench.running)}
 
 
 def consume(bench: Bench, step: Step) -> Figures:
@@ -170,7 +172,7 @@ def consume(bench: Bench, step: Step) -> Figures:
         # Each of several readers reads all of it.
         told = bench.consume(step, topic, records, load.clients)
         after = bench.running.used()
-    return {**_throughput(told, before, after), **_memory(bench.running)}
+    return {**throughput(told, before, after), **memory(bench.running)}
 
 
 def partitions(bench: Bench, step: Step) -> Figures:
@@ -180,14 +182,14 @@ def partitions(bench: Bench, step: Step) -> Figures:
     topic = bench.topic(step, load)
     bench.running.wait_for(topic, load.partitions, load.replication_factor)
     created_s = time.perf_counter() - begin
-    memory = _memory(bench.running)
+    held = memory(bench.running)
     begin = time.perf_counter()
     bench.running.start_again()
     bench.running.one_ack(topic)
     restart_s = time.perf_counter() - begin
     bench.running.wait_for(topic, load.partitions, load.replication_factor)
     whole_s = time.perf_counter() - begin
-    return {"created_s": created_s, "restart_to_ack_s": restart_s, "restart_to_whole_s": whole_s, **memory}
+    return {"created_s": created_s, "restart_to_ack_s": restart_s, "restart_to_whole_s": whole_s, **held}
 
 
 MEASURES: Final[Mapping[Kind, Callable[[Bench, Step], Figures]]] = {
@@ -208,11 +210,13 @@ def _connections(bench: Bench, step: Step) -> AbstractContextManager[None]:
     return idle_connections(bench.running.bootstraps[way], count) if count else nullcontext()
 
 
-def _percentiles(what: str, values_ms: tuple[float, ...]) -> Figures:
+def percentiles(what: str, values_ms: tuple[float, ...]) -> Figures:
+    """By figure; none where there are none."""
     return {f"{what}_{name}_ms": value for name, value in zip(_ACKS, values_ms, strict=False)}
 
 
-def _throughput(told: Told, before: Used, after: Used) -> Figures:
+def throughput(told: Told, before: Used, after: Used) -> Figures:
+    """Rate, and what servers and clients took for it."""
     gigabytes = told.size_bytes / 1e9
     by_role = {role: after.cpu_s[role] - before.cpu_s.get(role, 0.0) for role in after.cpu_s}
     return {
@@ -224,7 +228,8 @@ def _throughput(told: Told, before: Used, after: Used) -> Figures:
     }
 
 
-def _memory(running: Running) -> Figures:
+def memory(running: Running) -> Figures:
+    """Resident now: of all processes, and of the largest that holds partitions."""
     held = running.used().rss_bytes
     total = sum(size for sizes in held.values() for size in sizes)
     return {"servers_rss_mb": total / 1e6, "node_rss_mb": running.node_rss_mb()}

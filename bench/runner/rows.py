@@ -6,6 +6,7 @@ figures end in their unit. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -24,6 +25,14 @@ class Kind(StrEnum):
     PRODUCE = "produce"
     CONSUME = "consume"
     PARTITIONS = "partitions"
+    IDS = "ids"
+    OPEN = "open"
+    COMMITS = "commits"
+    REPEAT = "repeat"
+    TRANSACT = "transact"
+    COPY = "copy"
+    ISOLATION = "isolation"
+    FAULT = "fault"
     ELSEWHERE = "elsewhere"
 
 
@@ -50,6 +59,8 @@ class Contender:
     system: str
     way: str = "direct"
     durability: str = "replicated"
+    plain: bool = False
+    """Writes without transactions beside others that write with them, or reads what is not committed, too."""
 
 
 KAFKA: Final = Contender("kafka", KAFKA_SYSTEM)
@@ -80,6 +91,14 @@ class Load:
     """Read what is no longer in the page cache."""
     connections: int = 0
     """That stand open, and say nothing."""
+    commit_ms: int = 0
+    """From a transaction's begin until its records end and it is committed."""
+    abort_every: int = 0
+    """Each so manieth transaction is aborted; 0: none."""
+    ids: int = 0
+    """Transactional ids that say nothing any more, or whose transactions stay open."""
+    fault: str = ""
+    """What is done to whom: see bench.runner.transactions."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +139,8 @@ class Row:
     """Part of --quick."""
     module: str = ""
     """Of rows that are measured by a module of their own: which."""
+    client: str = "librdkafka"
+    """Or java."""
 
     @property
     def systems(self) -> tuple[str, ...]:
@@ -358,7 +379,9 @@ ROWS: Final[tuple[Row, ...]] = (
 )  # fmt: skip
 
 
-def choose(pattern: str, *, quick: bool) -> tuple[Row, ...]:
+def choose(
+    pattern: str, *, quick: bool, rows: Sequence[Row] = ROWS, command: str = "make bench"
+) -> tuple[Row, ...]:
     """Rows of which the name matches, by re.search; with `quick` only those of the short run, unless they were asked
     for by a pattern. Raises LookupError when there is none, ValueError for a pattern that is none."""
     import re
@@ -367,7 +390,7 @@ def choose(pattern: str, *, quick: bool) -> tuple[Row, ...]:
         wanted = re.compile(pattern)
     except re.error as error:
         raise ValueError(f"ONLY={pattern}: {error}") from None
-    rows = tuple(row for row in ROWS if wanted.search(row.name) and (row.quick or not quick or pattern))
-    if not rows:
-        raise LookupError(f"ONLY={pattern}: no row has such a name; `make bench BENCH=--list` shows them")
-    return rows
+    found = tuple(row for row in rows if wanted.search(row.name) and (row.quick or not quick or pattern))
+    if not found:
+        raise LookupError(f"ONLY={pattern}: no row has such a name; `{command} BENCH=--list` shows them")
+    return found

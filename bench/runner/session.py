@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from bench.runner.documents import Sample
 from bench.runner.driver import ClientFailed, Driver
 from bench.runner.machine import Watch
-from bench.runner.measures import FAILURES, MEASURES, Bench
+from bench.runner.measures import FAILURES, Bench
+from bench.runner.measures import MEASURES as PLAIN_MEASURES
 from bench.runner.plan import TRIES, Size, Step, Visit
 from bench.runner.rows import Kind
 from bench.runner.systems import SYSTEMS
+from bench.runner.transactions import TRANSACTION_MEASURES
 
 Keep = Callable[[Sample], None]
 Say = Callable[[str], None]
+MEASURES: Final = {**PLAIN_MEASURES, **TRANSACTION_MEASURES}
+_ONCE: Final = (Kind.START, Kind.PARTITIONS, Kind.FAULT)
+"""What happens once in a visit: a start, many partitions that are made, a system that is hurt."""
 
 
 def make_visit(
@@ -25,16 +31,18 @@ def make_visit(
     scratch: Path,
     size: Size,
     *,
+    java: Sequence[str] = (),
     secure: bool,
     accept_noise: bool,
     keep: Keep,
     say: Say,
 ) -> None:
-    """All steps of it. A run that fails is said and left out; nothing of the system is left, whatever happens."""
+    """All steps of it; `java` starts the Java client. A run that fails is said and left out; nothing of the system is
+    left, whatever happens."""
     folder = Path(tempfile.mkdtemp(prefix=f"{visit.system}-{visit.round}-", dir=scratch))
     try:
         with SYSTEMS[visit.system](folder, visit.layout, secure) as running:
-            bench = Bench(running, Driver(program, folder, running.client), size, Watch())
+            bench = Bench(running, Driver(program, folder, running.client, java), size, Watch())
             for step in visit.steps:
                 _take(bench, step, visit.round, keep=keep, say=say, accept_noise=accept_noise)
     except FAILURES as error:
@@ -45,8 +53,7 @@ def make_visit(
 
 def _take(bench: Bench, step: Step, number: int, *, keep: Keep, say: Say, accept_noise: bool) -> None:
     name = f"round {number + 1}: {step.row.name}, {step.contender.name}"
-    # A start happens once in a visit, and so does the making of many partitions.
-    tries = 1 if step.row.kind in (Kind.START, Kind.PARTITIONS) or accept_noise else TRIES
+    tries = 1 if step.row.kind in _ONCE or accept_noise else TRIES
     for attempt in range(tries):
         bench.watch.noise = None
         try:

@@ -15,6 +15,7 @@ RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 def file_name(document: Document) -> str:
     """By day and commit; what else tells occasions apart, too."""
     parts = [document.date, document.commit]
+    parts += [document.suite] if document.suite else []
     parts += [document.size] if document.size != "full" else []
     parts += ["secure"] if document.secure else []
     parts += ["noise-accepted"] if document.accepted_noise else []

@@ -28,7 +28,7 @@ from penstock_core.process.credentials import load_client_file
 
 START_TIMEOUT_S: Final = 120
 ASK_TIMEOUT_S: Final = 60
-_NODES: Final = ("storage-node", "broker", "single")
+NODES: Final = ("storage-node", "broker", "single")
 
 
 class SystemFailed(Exception):
@@ -39,6 +39,10 @@ class Processes(Protocol):
     """What is running, by role."""
 
     def __call__(self) -> list[tuple[str, psutil.Process]]: ...
+
+
+def _no_node(number: int) -> psutil.Process:
+    raise SystemFailed(f"this system has no process for node {number} alone")
 
 
 @dataclass
@@ -56,6 +60,8 @@ class Running:
     """perf_counter's, when its start was asked for."""
     start_again: Callable[[], None]
     """After a kill -9 of all of it."""
+    node: Callable[[int], psutil.Process] = _no_node
+    """The process of a node, by the id that clients know."""
 
     def used(self) -> Used:
         """Of all its processes. Raises SystemFailed when one has ended: figures of the others would be praise."""
@@ -136,7 +142,7 @@ class Running:
     def node_rss_mb(self) -> float:
         """Of the largest process that holds partitions."""
         held = self.used().rss_bytes
-        return max((size for role in _NODES for size in held.get(role, ())), default=0) / 1e6
+        return max((size for role in NODES for size in held.get(role, ())), default=0) / 1e6
 
 
 Opener = Callable[[Path, Layout, bool], AbstractContextManager[Running]]
@@ -164,6 +170,7 @@ def kafka(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
             folder / "kafka",
             begun,
             start_again,
+            lambda number: psutil.Process(cluster.processes[number - 1].pid),
         )
     finally:
         cluster.stop()
@@ -223,6 +230,7 @@ def penstock(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
             folder / "penstock",
             begun,
             start_again,
+            lambda number: psutil.Process(cluster.state.process(f"node-{number}").pid),
         )
     finally:
         if cluster.store.exists():

@@ -144,6 +144,14 @@ _TITLES: Final = (
     (Kind.IDLE, "Nothing to do"),
     (Kind.START, "Starting"),
     (Kind.PARTITIONS, "Many partitions"),
+    (Kind.TRANSACT, "Producing in transactions"),
+    (Kind.COMMITS, "Committing"),
+    (Kind.REPEAT, "Transactions of one record"),
+    (Kind.COPY, "Consume, transform, produce"),
+    (Kind.ISOLATION, "Reading what is committed"),
+    (Kind.FAULT, "Faults"),
+    (Kind.IDS, "Many transactional ids"),
+    (Kind.OPEN, "Many open transactions"),
     (Kind.ELSEWHERE, "Benchmarks of their own"),
 )
 

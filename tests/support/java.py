@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import base64
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.peer import KAFKA_VERSION, fetch_jars, only_one_fetches
+from bench.peer import compile_java, fetch_jars, keep_folder, only_one_fetches
 
 SOURCES = Path(__file__).resolve().parents[1] / "conformance" / "java"
 OLDER_VERSION = "3.9.2"
@@ -40,7 +39,6 @@ OLDER_NEEDS = (
     "snappy-java-*.jar",
     "zstd-jni-*.jar",
 )
-COMPILE_TIMEOUT_S = 300
 FETCH_TIMEOUT_S = 600
 CALL_TIMEOUT_S = 120.0
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -108,26 +106,6 @@ def compiled_older() -> str:
     return f"{compile_java(sources, path, 'driver-older')}{os.pathsep}{path}"
 
 
-def compile_java(sources: Sequence[Path], class_path: str, name: str) -> Path:
-    """Folder with the classes of these sources, beside Kafka's jars."""
-    cache = fetch_jars().parent
-    digest = hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in sources)).hexdigest()[:16]
-    classes = cache / f"{name}-{KAFKA_VERSION}-{digest}"
-    if not classes.exists():
-        building = Path(tempfile.mkdtemp(dir=cache))
-        command = ["javac", "-Xlint:all", "-Werror", "-cp", class_path, "-d", str(building)]
-        done = subprocess.run(
-            [*command, *map(str, sources)],
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        _move(building, classes)
-    return classes
-
-
 def fetch_artifacts(folder: Path, artifacts: Sequence[str]) -> Path:
     """Jars by their Maven coordinates, without what they depend on, in a folder that is kept.
 
@@ -155,14 +133,7 @@ def _fetch_artifacts(folder: Path, artifacts: Sequence[str]) -> None:
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    _move(building, folder)
-
-
-def _move(building: Path, there: Path) -> None:
-    try:
-        building.rename(there)
-    except OSError:  # somebody else was quicker
-        shutil.rmtree(building)
+    keep_folder(building, folder)
 
 
 class JavaDriver:

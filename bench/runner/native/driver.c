@@ -1,6 +1,6 @@
 /* The client of all rows: librdkafka, driven from C, so that no interpreter stands between it and the brokers.
  *
- *     driver SETTINGS produce|consume|latency name=value...
+ *     driver SETTINGS produce|consume|latency|transact|commits|repeat|endure name=value...
  *
  * SETTINGS is a file of librdkafka's settings, name=value a line. Both threads of a producer are the benchmark's: this one
  * hands records over, the other one takes the delivery reports. One line of JSON on stdout; exit code 0 when every record
@@ -18,34 +18,42 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "rdkafka_abi.h"
+#include "driver.h"
 
-#define SECOND_NS 1000000000LL
 #define POLL_MS 20
 
-static const char *topic_name = "bench";
-static long partitions = 1, records = 1, record_bytes = 1024, rate_per_s = 0, skip = 0, timeout_s = 60;
+const char *topic_name = "bench", *transactional_id = "bench";
+long partitions = 1, records = 1, record_bytes = 1024, rate_per_s = 0, skip = 0, timeout_s = 60;
+long warm_up = 0, commit_ms = 0, commit_records = 0, abort_every = 0, plain = 0, producers = 1, warm_up_ms = 0,
+     measure_ms = 1000;
 static int keyed = 0, with_reader = 0;
 
-static rd_kafka_t *producer;
+rd_kafka_t *producer;
 static atomic_long acked, refused, consumed, received_bytes;
 static atomic_int done;
 static atomic_llong first_ns, last_ns;
 static long long *ack_ns, *end_to_end_ns;
 static char first_error[256];
+static double cpu_before_s;
 
-static long long now_ns(void) {
+long long now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * SECOND_NS + now.tv_nsec;
 }
 
-static void fail(int code, const char *what, const char *why) {
+void sleep_until(long long due_ns) {
+    struct timespec at = {due_ns / SECOND_NS, due_ns % SECOND_NS};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR) {
+    }
+}
+
+void fail(int code, const char *what, const char *why) {
     fprintf(stderr, "%s: %s\n", what, why);
     exit(code);
 }
 
-static void note_error(int error) {
+void note_error(int error) {
     if (!first_error[0]) snprintf(first_error, sizeof first_error, "%s", rd_kafka_err2str(error));
 }
 
@@ -57,7 +65,7 @@ static void be_quiet(const rd_kafka_t *rk, int level, const char *fac, const cha
     (void)rk, (void)level, (void)fac, (void)buf;
 }
 
-static rd_kafka_t *start(int type, const char *file) {
+rd_kafka_t *start(int type, const char *file, const char *id, int with_reports) {
     char line[4096], why[512];
     rd_kafka_conf_t *conf = rd_kafka_conf_new();
     FILE *in = fopen(file, "r");
@@ -74,8 +82,9 @@ static rd_kafka_t *start(int type, const char *file) {
         if (rd_kafka_conf_set(conf, name, value, why, sizeof why) != RD_KAFKA_CONF_OK) fail(2, file, why);
     }
     fclose(in);
+    if (id && rd_kafka_conf_set(conf, "transactional.id", id, why, sizeof why) != RD_KAFKA_CONF_OK) fail(2, file, why);
     rd_kafka_conf_set_log_cb(conf, be_quiet);
-    if (type == RD_KAFKA_PRODUCER) rd_kafka_conf_set_dr_msg_cb(conf, on_delivery);
+    if (type == RD_KAFKA_PRODUCER && with_reports) rd_kafka_conf_set_dr_msg_cb(conf, on_delivery);
     rd_kafka_t *rk = rd_kafka_new(type, conf, why, sizeof why);
     if (!rk) fail(2, "librdkafka", why);
     return rk;
@@ -105,7 +114,16 @@ static void *take_reports(void *unused) {
     return NULL;
 }
 
-static void send_one(rd_kafka_topic_t *topic, long number, char *payload, int flags, void *opaque) {
+void take_reports_aside(void) {
+    static pthread_t reports;
+    pthread_create(&reports, NULL, take_reports, NULL);
+}
+
+void check_refused(void) {
+    if (atomic_load(&refused)) fail(4, "a record was refused", first_error);
+}
+
+void send_one(rd_kafka_topic_t *topic, long number, char *payload, int flags, void *opaque) {
     long long key = number * 2654435761LL; /* spreads over partitions; what it is does not matter */
     int32_t partition = partitions == 1 ? 0 : RD_KAFKA_PARTITION_UA;
     if (rd_kafka_produce(topic, partition, flags | RD_KAFKA_MSG_F_BLOCK, payload, (size_t)record_bytes,
@@ -146,8 +164,8 @@ static void on_record(rd_kafka_message_t *message, void *opaque) {
     atomic_store(&consumed, index + 1);
 }
 
-static rd_kafka_queue_t *open_queue(const char *file, int from_now_on) {
-    rd_kafka_t *rk = start(RD_KAFKA_CONSUMER, file);
+rd_kafka_queue_t *open_queue(const char *file, int from_now_on) {
+    rd_kafka_t *rk = start(RD_KAFKA_CONSUMER, file, NULL, 0);
     rd_kafka_topic_t *topic = rd_kafka_topic_new(rk, topic_name, NULL);
     rd_kafka_queue_t *queue = rd_kafka_queue_new(rk);
     for (int32_t partition = 0; partition < partitions; partition++) {
@@ -174,7 +192,8 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static void print_latencies(const char *name, long long *values, long count) {
+void print_latencies(const char *name, long long *values, long count) {
+    if (count < 1) return;
     qsort(values, (size_t)count, sizeof *values, by_size);
     static const double at[] = {0.5, 0.99, 0.999, 1};
     printf(", \"%s\": [", name);
@@ -185,20 +204,26 @@ static void print_latencies(const char *name, long long *values, long count) {
     printf("]");
 }
 
-static void print_result(long count, long long begin, long long end) {
+static double cpu_now_s(void) {
     struct rusage used;
     getrusage(RUSAGE_SELF, &used);
-    double cpu_s = (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
-                   (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+    return (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+           (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+}
+
+/* What was used before is not told. */
+void forget_cpu(void) { cpu_before_s = cpu_now_s(); }
+
+void print_result(long count, long long begin, long long end) {
+    double cpu_s = cpu_now_s() - cpu_before_s;
     printf("{\"version\": \"%s\", \"records\": %ld, \"bytes\": %ld, \"begin_ns\": %lld, \"end_ns\": %lld, \"cpu_s\": %.3f",
            rd_kafka_version_str(), count, count * record_bytes, begin, end, cpu_s);
 }
 
 static int produce(const char *file) {
-    producer = start(RD_KAFKA_PRODUCER, file);
+    producer = start(RD_KAFKA_PRODUCER, file, NULL, 1);
     rd_kafka_topic_t *topic = rd_kafka_topic_new(producer, topic_name, NULL);
-    pthread_t reports;
-    pthread_create(&reports, NULL, take_reports, NULL);
+    take_reports_aside();
     char *payload = malloc((size_t)record_bytes + 1);
     memset(payload, 'x', (size_t)record_bytes);
     long long deadline = now_ns() + timeout_s * SECOND_NS;
@@ -232,11 +257,11 @@ static int consume(const char *file) {
 
 static int latency(const char *file) {
     if (record_bytes < (long)sizeof(long long)) fail(2, "record_bytes", "a record has its time in it: at least 8");
-    pthread_t reports, reader;
+    pthread_t reader;
     ack_ns = calloc((size_t)records, sizeof *ack_ns);
-    producer = start(RD_KAFKA_PRODUCER, file);
+    producer = start(RD_KAFKA_PRODUCER, file, NULL, 1);
     rd_kafka_topic_t *topic = rd_kafka_topic_new(producer, topic_name, NULL);
-    pthread_create(&reports, NULL, take_reports, NULL);
+    take_reports_aside();
     char *payload = malloc((size_t)record_bytes);
     memset(payload, 'x', (size_t)record_bytes);
     send_one(topic, 0, payload, RD_KAFKA_MSG_F_COPY, NULL);
@@ -249,9 +274,7 @@ static int latency(const char *file) {
     long long begin = now_ns() + SECOND_NS / 10;
     for (long number = 0; number < records; number++) {
         long long due = begin + number * SECOND_NS / rate_per_s;
-        struct timespec at = {due / SECOND_NS, due % SECOND_NS};
-        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR) {
-        }
+        sleep_until(due);
         memcpy(payload, &due, sizeof due);
         send_one(topic, number, payload, RD_KAFKA_MSG_F_COPY, (void *)(intptr_t)due);
     }
@@ -272,6 +295,9 @@ int main(int count, char **words) {
     static const struct { const char *name; long *value; } numbers[] = {
         {"partitions", &partitions}, {"records", &records}, {"record_bytes", &record_bytes},
         {"rate_per_s", &rate_per_s}, {"skip", &skip}, {"timeout_s", &timeout_s},
+        {"warm_up", &warm_up}, {"commit_ms", &commit_ms}, {"commit_records", &commit_records},
+        {"abort_every", &abort_every}, {"plain", &plain}, {"producers", &producers}, {"warm_up_ms", &warm_up_ms},
+        {"measure_ms", &measure_ms},
     };
     if (count < 3) fail(2, "call", "driver SETTINGS produce|consume|latency name=value...");
     for (int i = 3; i < count; i++) {
@@ -280,6 +306,7 @@ int main(int count, char **words) {
         *value++ = 0;
         int known = 1;
         if (!strcmp(words[i], "topic")) topic_name = value;
+        else if (!strcmp(words[i], "transactional_id")) transactional_id = value;
         else if (!strcmp(words[i], "keyed")) keyed = atoi(value);
         else if (!strcmp(words[i], "with_reader")) with_reader = atoi(value);
         else {
@@ -293,7 +320,11 @@ int main(int count, char **words) {
     if (!strcmp(words[2], "produce")) code = produce(words[1]);
     else if (!strcmp(words[2], "consume")) code = consume(words[1]);
     else if (!strcmp(words[2], "latency") && rate_per_s > 0 && skip < records) code = latency(words[1]);
-    else fail(2, words[2], "produce, consume, or latency with a rate_per_s and fewer to skip than records");
+    else if (!strcmp(words[2], "transact")) code = transact(words[1]);
+    else if (!strcmp(words[2], "commits") && rate_per_s > 0 && skip < records) code = commits(words[1]);
+    else if (!strcmp(words[2], "repeat") && producers > 0) code = repeat(words[1]);
+    else if (!strcmp(words[2], "endure") && rate_per_s > 0) code = endure(words[1]);
+    else fail(2, words[2], "produce, consume, or latency with a rate_per_s and fewer to skip than records, or one of transactions: see transactions.c");
     fflush(stdout);
     _Exit(code); /* librdkafka's threads are not waited for: closing politely is not what is measured */
 }

@@ -51,6 +51,20 @@ int rd_kafka_produce(rd_kafka_topic_t *rkt, int32_t partition, int msgflags, voi
                      size_t keylen, void *msg_opaque);
 int rd_kafka_poll(rd_kafka_t *rk, int timeout_ms);
 int rd_kafka_outq_len(rd_kafka_t *rk);
+int rd_kafka_flush(rd_kafka_t *rk, int timeout_ms);
+int rd_kafka_fatal_error(rd_kafka_t *rk, char *errstr, size_t errstr_size);
+
+typedef struct rd_kafka_error_s rd_kafka_error_t;
+const char *rd_kafka_error_string(const rd_kafka_error_t *error);
+int rd_kafka_error_is_fatal(const rd_kafka_error_t *error);
+int rd_kafka_error_is_retriable(const rd_kafka_error_t *error);
+int rd_kafka_error_txn_requires_abort(const rd_kafka_error_t *error);
+void rd_kafka_error_destroy(rd_kafka_error_t *error);
+
+rd_kafka_error_t *rd_kafka_init_transactions(rd_kafka_t *rk, int timeout_ms);
+rd_kafka_error_t *rd_kafka_begin_transaction(rd_kafka_t *rk);
+rd_kafka_error_t *rd_kafka_commit_transaction(rd_kafka_t *rk, int timeout_ms);
+rd_kafka_error_t *rd_kafka_abort_transaction(rd_kafka_t *rk, int timeout_ms);
 
 rd_kafka_queue_t *rd_kafka_queue_new(rd_kafka_t *rk);
 int rd_kafka_consume_start_queue(rd_kafka_topic_t *rkt, int32_t partition, int64_t offset, rd_kafka_queue_t *rkqu);

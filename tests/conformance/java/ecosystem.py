@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.peer import CACHE, KAFKA_VERSION
+from bench.peer import CACHE, KAFKA_VERSION, compile_java
 
-from support.java import SOURCES, compile_java, compiled, fetch_artifacts
+from support.java import SOURCES, compiled, fetch_artifacts
 
 ARTIFACTS = (
     f"org.apache.kafka:connect-file:{KAFKA_VERSION}",
