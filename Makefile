@@ -87,6 +87,10 @@ bench: setup ## Penstock beside Apache Kafka in pairs: ONLY=regex ROUNDS=5 SECUR
 bench-transactions: setup ## transactions beside Apache Kafka's in pairs, two clients: ONLY=regex ROUNDS=5, BENCH=--quick or --list (java, javac, mvn, gcc)
 	$(BIN)/python -m bench.transactions $(if $(ONLY),--only "$(ONLY)") $(if $(filter-out file,$(origin ROUNDS)),$(if $(ROUNDS),--rounds $(ROUNDS))) $(if $(SECURE),--secure) $(BENCH)
 
+.PHONY: bench-readme
+bench-readme: setup ## README's table from a document of make bench: DOCUMENT=bench/results/FILE.json
+	@$(BIN)/python -m bench.runner.readme "$(DOCUMENT)"
+
 .PHONY: bench-versions
 bench-versions: setup ## this checkout beside another one, in pairs: BENCH="--before DIR" (kcat)
 	$(BIN)/python -m bench.versions $(BENCH)

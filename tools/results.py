@@ -9,12 +9,13 @@
     make fuzz EXECUTIONS=10000000 ARGS="--json fuzz.json"
     make fuzz EXECUTIONS=10000000 ONLY="sasl.scram" ARGS="--json scram.json"
     make security SECURITY="--json security.json"
-    make bench BENCH="--json bench.json"
+    make bench BENCH="--json bench.json"; make bench-transactions BENCH="--json transactions.json"
 
 The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run), fuzz,
-families (of fuzz targets, one file per family), security (a second file is of a run before a change) or bench
-(one file per occasion; its table stands in docs/performance.md).
-Commit and date stand above the table: of HEAD and today, unless --commit and --date say otherwise.
+families (of fuzz targets, one file per family), security (a second file is of a run before a change), bench or
+transactions (one file per occasion; their tables stand in docs/performance.md).
+Commit and date stand above the table: those of a bench's last document, else of HEAD and today, unless --commit and
+--date say otherwise.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         held = [json.loads(file.read_text()) for file in options.files]
         kind = KINDS[options.kind]
+        today = datetime.date.today().isoformat()  # noqa: DTZ011 - the writer's own day
         made = block(
             kind,
             held,
-            commit=options.commit or _head(),
-            date=options.date or datetime.date.today().isoformat(),  # noqa: DTZ011 - the writer's own day
+            commit=options.commit or _told(held, "commit") or _head(),
+            date=options.date or _told(held, "date") or today,
             note=options.note,
         )
         page = RESULTS / kind.page
@@ -101,6 +103,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, *rows)]
     lines.insert(1, "|" + "---|" * len(head))
     return "\n".join(lines)
+
+
+def _told(held: Sequence[Any], name: str) -> str:
+    """What the last document says itself, or ""."""
+    return str(held[-1].get(name, "")) if isinstance(held[-1], Mapping) else ""
 
 
 def _head() -> str:
@@ -292,6 +299,7 @@ def _bench(held: Sequence[Figures]) -> str:
 
 KINDS: Final[dict[str, Kind]] = {
     "bench": Kind("../performance.md", ("make bench",), _bench),
+    "transactions": Kind("../performance.md", ("make bench-transactions",), _bench),
     "seeds": Kind("simulation.md", ("make simulate",), _seeds),
     "planted": Kind("simulation.md", ("make simulate-planted",), _planted),
     "chaos": Kind("chaos.md", ("make chaos",), _chaos),

@@ -184,12 +184,13 @@ class Driver:
                     story.add(line)
                 except ValueError as error:
                     wrong.append(str(error))
+            story.ended = True
 
         listener = threading.Thread(target=listen, name="what the client tells")
         listener.start()
         try:
             yield story
-            ended = process.poll()
+            ended = story.ended
         finally:
             process.kill()
             listener.join()
@@ -199,10 +200,9 @@ class Driver:
                 if pipe is not None:
                     pipe.close()
             process.wait()
-        if wrong or ended is not None:
-            raise ClientFailed(
-                (wrong or error.strip().splitlines() or [f"the client ended with {ended}"])[-1]
-            )
+        if wrong or ended:
+            said = wrong or error.strip().splitlines() or ["the client ended by itself"]
+            raise ClientFailed(said[-1])
 
     def _command(
         self, what: str, bootstrap: str, settings: Mapping[str, str], arguments: Mapping[str, object]

@@ -20,6 +20,8 @@ class Story:
 
     times_ns: dict[str, list[int]] = field(default_factory=lambda: {word: [] for word in WORDS})
     reasons: list[str] = field(default_factory=list)
+    ended: bool = False
+    """Whether the client says nothing more."""
 
     def add(self, line: str) -> None:
         """Raises ValueError for a line that is none."""

@@ -62,6 +62,8 @@ class Running:
     """After a kill -9 of all of it."""
     node: Callable[[int], psutil.Process] = _no_node
     """The process of a node, by the id that clients know."""
+    heal: Callable[[], None] = lambda: None
+    """Starts what is dead, so that the next contender of the visit finds all of it."""
 
     def used(self) -> Used:
         """Of all its processes. Raises SystemFailed when one has ended: figures of the others would be praise."""
@@ -209,6 +211,9 @@ def penstock(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
     def processes() -> list[tuple[str, psutil.Process]]:
         return [(row.role, psutil.Process(row.pid)) for row in cluster.state.processes if row.pid]
 
+    def heal() -> None:
+        cluster.start_all(START_TIMEOUT_S)
+
     def start_again() -> None:
         cluster.kill_several(None)
         cluster.start_all(START_TIMEOUT_S)
@@ -231,6 +236,7 @@ def penstock(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
             begun,
             start_again,
             lambda number: psutil.Process(cluster.state.process(f"node-{number}").pid),
+            heal,
         )
     finally:
         if cluster.store.exists():

@@ -11,7 +11,8 @@ from bench.runner.plan import PAIRS_MIN
 from bench.runner.rows import Kind, Row
 
 UNITS: Final = (
-    ("_mb_per_s", "MB/s"), ("mb_per_s", "MB/s"), ("_cpu_s_per_gb", "CPU s/GB"), ("_rss_mb", "MB"), ("_cpu_ms", "ms"),
+    ("_mb_per_s", "MB/s"), ("mb_per_s", "MB/s"), ("_per_s", "1/s"),
+    ("_cpu_s_per_gb", "CPU s/GB"), ("_rss_mb", "MB"), ("_cpu_ms", "ms"),
     ("_ms", "ms"), ("_cores", "cores"), ("_s", "s"),
 )  # fmt: skip
 HEAD: Final = (

@@ -12,6 +12,7 @@ from bench.runner.rows import (
     CPU,
     DIRECT,
     FSYNC,
+    GATEWAY_FSYNC,
     KAFKA,
     KAFKA_SYSTEM,
     PENSTOCK,
@@ -123,11 +124,11 @@ def _fault(name: str, *, quick: bool = False) -> Row:
     words, bound = FAULTS[name]
     return Row(
         f"fault-{name}", f"{words}: longest pause between commits, longest standstill of a reader at the LSO",
-        Kind.FAULT, (*PAUSES, "aborted", "fatal"), (KAFKA, PENSTOCK), Load(rate_per_s=20, fault=name),
+        Kind.FAULT, (*PAUSES, "aborted", "fatal"), (KAFKA, FSYNC, GATEWAY_FSYNC), Load(rate_per_s=20, fault=name),
         goals=tuple(
-            goal for figure in PAUSES for goal in (
-                Goal("penstock", figure, 0.2, at_most=True),
-                Goal("penstock", figure, bound, at_most=True, against=""),
+            goal for who in ("fsync", "gateway-fsync") for figure in PAUSES for goal in (
+                Goal(who, figure, 0.2, at_most=True),
+                Goal(who, figure, bound, at_most=True, against=""),
             )
         ),
         group=f"fault-{name}", quick=quick,

@@ -20,7 +20,7 @@ from bench.runner.measures import Bench, Figures, memory, percentiles, throughpu
 from bench.runner.pauses import Story, longest_pause_s, steady
 from bench.runner.plan import Step
 from bench.runner.rows import Kind
-from bench.runner.systems import NODES, SystemFailed
+from bench.runner.systems import NODES, START_TIMEOUT_S, SystemFailed
 from bench.runner.transactional_ids import STATE_TOPIC, Cluster, Refused, make
 from confluent_kafka import Producer
 
@@ -239,7 +239,7 @@ def fault(bench: Bench, step: Step) -> Figures:
     victim = bench.running.node(struck)
     alive = [(role, one) for role, one in bench.running.processes() if one.pid != victim.pid]
     with bench.driver.telling(
-        "endure", bench.running.bootstraps["direct"], ENDURE, topic=topic, partitions=load.partitions,
+        "endure", bench.running.bootstraps[step.contender.way], ENDURE, topic=topic, partitions=load.partitions,
         record_bytes=load.record_bytes, rate_per_s=load.rate_per_s, transactional_id=name,
     ) as story:  # fmt: skip
         _go_on(story, time.monotonic_ns(), 0.0)
@@ -250,6 +250,7 @@ def fault(bench: Bench, step: Step) -> Figures:
             until_ns = time.monotonic_ns()
     with suppress(psutil.NoSuchProcess):
         victim.kill()
+    bench.running.heal()
     return {
         "commit_pause_s": longest_pause_s(story.times_ns["commit"], struck_ns, until_ns),
         "reader_standstill_s": longest_pause_s(story.times_ns["read"], struck_ns, until_ns),
@@ -259,9 +260,9 @@ def fault(bench: Bench, step: Step) -> Figures:
 
 
 def _go_on(story: Story, since_ns: int, seconds: float) -> None:
-    """Until commits and reads go on, and at least so long; or until nobody waits for them any more."""
+    """Until commits and reads go on, and at least so long; or until the client has ended or nobody waits any more."""
     begun = time.monotonic()
-    while (now := time.monotonic()) - begun < GIVEN_UP_S:
+    while not story.ended and (now := time.monotonic()) - begun < GIVEN_UP_S:
         recent_ns = max(since_ns, time.monotonic_ns() - RECENT_NS)
         if (
             now - begun >= seconds
@@ -283,7 +284,7 @@ def _coordinators(bench: Bench) -> dict[int, int]:
         {"bootstrap.servers": bench.running.bootstraps["direct"], "transactional.id": "first", "log_level": 0,
          **bench.running.client}
     )  # fmt: skip
-    asking.init_transactions(60)
+    asking.init_transactions(START_TIMEOUT_S)
     count = len(_leaders(bench, STATE_TOPIC))
     bench.running.wait_for(STATE_TOPIC, count, 3)
     return _leaders(bench, STATE_TOPIC)
@@ -294,6 +295,7 @@ def many_ids(bench: Bench, step: Step) -> Figures:
     load = step.row.load
     if bench.running.client:
         raise ClientFailed("raw requests do not sign in: this row is measured without --secure")
+    bench.running.wait_ready(step.row.layout.nodes)
     opened = step.row.kind is Kind.OPEN
     topic = bench.topic(step, load) if opened else ""
     coordinators = _coordinators(bench)

@@ -194,6 +194,9 @@ def test_the_client_is_compiled_once(built: Path) -> None:
     [
         ("dance", {}, {}, "dance: produce, consume, or latency"),
         ("latency", {}, {"records": 10}, "latency: produce, consume, or latency with a rate_per_s"),
+        ("endure", {}, {}, "endure: produce, consume"),
+        ("transact", {}, {"timeout_s": 1}, "init: "),
+        ("repeat", {}, {"timeout_s": 1, "producers": 3}, "init: "),
         ("produce", {}, {"colour": "red"}, "colour: no such argument"),
         ("produce", {"no.such": "1"}, {}, 'No such configuration property: "no.such"'),
         ("produce", {"consumer:no.such": "1"}, {"timeout_s": 0}, "0 of 1 records within 0 s"),

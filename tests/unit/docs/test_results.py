@@ -137,6 +137,17 @@ FIGURES = {
         ).to_json(),
         ["| longest wait of a client by gateway | leader killed p50, s | 0.13 |"],
     ),
+    "transactions": (
+        bench.runner.documents.Document(
+            "1a2b3c4",
+            "2026-11-26",
+            {"cores": "2"},
+            {"Kafka": "4.3.1"},
+            suite="transactions",
+            samples=[bench.runner.documents.Sample("copy-100ms", "fsync", 0, {"records_per_s": 2000.0})],
+        ).to_json(),
+        ["end to end at 1,000 records/s | records, 1/s | 2,000 |"],
+    ),
     "security": (
         [asdict(Cost("idle_sockets", "many sockets", True, "shut", 12.4, 3.6, 0, 1.26, 180.0, 2))],
         ["| idle sockets: many sockets | plain, a stranger | yes | 12 | 4 | 0 | 1.3 | 180 | 2 |"],
@@ -185,6 +196,22 @@ def test_only_what_stands_between_the_marks_is_replaced(
     assert text.endswith(f"|\n\n{end}\n\nafter\n")
     assert "old" not in text
     assert capsys.readouterr().out == "written: docs/results/chaos.md\n" * 2
+
+
+def test_a_bench_says_itself_of_which_commit_and_day_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, end = tool.marks("bench")
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    page = tmp_path / "docs" / "performance.md"
+    page.write_text(f"{begin}{end}")
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "RESULTS", tmp_path / "docs" / "results")
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(FIGURES["bench"][0]))
+    for arguments, told in (([], "1a2b3c4, 2026-11-26"), (["--date", "2026-11-30"], "1a2b3c4, 2026-11-30")):
+        assert tool.main(["bench", str(file), *arguments]) == 0
+        assert f"`make bench`; {told}." in page.read_text()
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
