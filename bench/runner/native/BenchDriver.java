@@ -361,6 +361,7 @@ public final class BenchDriver {
                 forget();
                 began = System.nanoTime();
             }
+            long until = began < 0 ? unmeasured : unmeasured + count;
             long begun = System.nanoTime();
             long copied = 0;
             Map<TopicPartition, OffsetAndMetadata> places = new HashMap<>();
@@ -374,7 +375,7 @@ public final class BenchDriver {
                 copied += records.count();
                 places.putAll(records.nextOffsets());
                 long left = begun + spanNs - System.nanoTime();
-                if (left <= 0 || done + copied >= unmeasured + count) {
+                if (left <= 0 || done + copied >= until) {
                     break;
                 }
                 records = consumer.poll(Duration.ofNanos(left));
