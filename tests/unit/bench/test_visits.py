@@ -11,8 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from bench.peer import CACHE, KAFKA_VERSION
 from bench.runner import __main__ as command
-from bench.runner import driver, elsewhere, session
+from bench.runner import driver, elsewhere, java, session
 from bench.runner.documents import Sample
 from bench.runner.driver import ClientFailed, Driver
 from bench.runner.machine import Missing, Watch, need, need_space, waiting
@@ -208,6 +209,24 @@ def test_a_client_that_cannot_says_why(
     client = Driver(built, tmp_path, {})
     with pytest.raises(ClientFailed) as failed:
         client.run(what, "127.0.0.1:1", settings, clients=2, **arguments)
+    assert why in str(failed.value)
+
+
+needs_jars = pytest.mark.skipif(
+    shutil.which("javac") is None or not (CACHE / f"kafka-{KAFKA_VERSION}" / "complete").exists(),
+    reason="the Java client is compiled by a JDK with Kafka's jars, which Maven brings for other tests and the benches",
+)
+
+
+@needs_jars
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [("dance", "dance: transact, commits"), ("transact", "transactional_id is wanted")],
+)
+def test_a_java_client_that_cannot_says_why(tmp_path: Path, what: str, why: str) -> None:
+    client = Driver(tmp_path / "none", tmp_path, {}, java.build()).by("java")
+    with pytest.raises(ClientFailed) as failed:
+        client.run(what, "127.0.0.1:1", {})
     assert why in str(failed.value)
 
 
