@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from bench.runner.machine import Missing
+from bench.runner.machine import need_files
 from bench.runner.systems import ASK_TIMEOUT_S
 
 # Length, ApiVersions 0, correlation id 1, client id "idle".
@@ -20,13 +19,7 @@ _SPARE: Final = 200
 def idle_connections(bootstrap: str, count: int) -> Iterator[None]:
     """`count` of them, over the addresses of `bootstrap` in turn. Raises Missing where a process may not have
     so many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < count + _SPARE:
-        raise Missing(
-            f"a process may have {hard} open files here, and the row wants {count + _SPARE}: ulimit -n"
-        )
-    if soft < count + _SPARE:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count + _SPARE, hard))
+    need_files(count + _SPARE)
     addresses = [address.rpartition(":") for address in bootstrap.split(",")]
     with ExitStack() as stack:
         for number in range(count):

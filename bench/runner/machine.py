@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import threading
@@ -169,6 +170,15 @@ def need_space(folder: Path, least_bytes: int = FREE_BYTES_MIN) -> None:
             f"{folder} has {free / 1e9:.1f} GB free and a visit takes up to {least_bytes / 1e9:.0f}: make room, or "
             "give --scratch a folder on another disk"
         )
+
+
+def need_files(count: int) -> None:
+    """Let this process, and those that it starts, have so many open files. Raises Missing where they may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise Missing(f"a process may have {hard} open files here, and the row wants {count}: ulimit -n")
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def facts() -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 from bench.runner.driver import AT_ONCE, ENDURE, THROUGHPUT, TRANSACT, ClientFailed, Told
 from bench.runner.figures import at
-from bench.runner.machine import Used, counting, settle
+from bench.runner.machine import Used, counting, need_files, settle
 from bench.runner.measures import Bench, Figures, memory, percentiles, throughput
 from bench.runner.pauses import Story, longest_pause_s, steady
 from bench.runner.plan import Step
@@ -30,6 +30,9 @@ TIMEOUT_S: Final = 240
 RECORDS_OF_ONE: Final = 1000
 """Of a transaction in what is read."""
 WARM_IDS: Final = 200
+FILES_OF_ONE: Final = 32
+"""Of a producer: librdkafka has pipes beside its sockets."""
+FILES_OF_OTHERS: Final = 500
 SETTLED: Final = 20
 """So many commits, and records read, make a client that goes on."""
 OBSERVED_S: Final = 20.0
@@ -123,6 +126,7 @@ def flush_times_ms(folder: Path, count: int = FLUSHES) -> list[float]:
 def repeat(bench: Bench, step: Step) -> Figures:
     """Producers with transactions of one record each, back to back."""
     load = step.row.load
+    need_files(FILES_OF_OTHERS + load.clients * FILES_OF_ONE)
     topic = bench.topic(step, load)
     settle()
     with (

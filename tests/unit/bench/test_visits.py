@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from bench.runner import __main__ as command
 from bench.runner import driver, elsewhere, java, session
 from bench.runner.documents import Sample
 from bench.runner.driver import ClientFailed, Driver
-from bench.runner.machine import Missing, Watch, need, need_space, waiting
+from bench.runner.machine import Missing, Watch, need, need_files, need_space, waiting
 from bench.runner.measures import Bench, Figures
 from bench.runner.noise import Noise
 from bench.runner.plan import TINY, Step, Visit
@@ -240,6 +241,17 @@ def test_a_missing_program_is_named_with_the_way_to_have_it(monkeypatch: pytest.
     with pytest.raises(Missing, match=r"java is missing; .*--systems penstock"):
         need(kafka=True, compiler=False)
     need(kafka=False, compiler=False)
+
+
+def test_too_few_open_files_are_told_and_enough_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: asked.append(wanted))
+    need_files(500)
+    need_files(2000)
+    assert asked == [(2000, 4096)]
+    with pytest.raises(Missing, match="may have 4096 open files here, and the row wants 5000"):
+        need_files(5000)
 
 
 def test_a_full_disk_is_seen_before_a_visit(tmp_path: Path) -> None:
