@@ -38,6 +38,7 @@ SETTLED: Final = 20
 OBSERVED_S: Final = 20.0
 """How long is looked after a fault at least: a node that hangs is missed only when its session is over."""
 GIVEN_UP_S: Final = 150.0
+DEAD_TIMEOUT_S: Final = 30.0
 RECENT_NS: Final = 1_000_000_000
 REST_S: Final = 3.0
 """What a system is given after many ids, before its memory is read."""
@@ -252,8 +253,10 @@ def fault(bench: Bench, step: Step) -> Figures:
             victim.send_signal(_STRIKES[how])
             _go_on(story, struck_ns, min(OBSERVED_S, 2 * bench.size.latency_s))
             until_ns = time.monotonic_ns()
+    # What is only stopped, or not quite dead, would be let go on and not be started.
     with suppress(psutil.NoSuchProcess):
         victim.kill()
+        victim.wait(DEAD_TIMEOUT_S)
     bench.running.heal()
     return {
         "commit_pause_s": longest_pause_s(story.times_ns["commit"], struck_ns, until_ns),
