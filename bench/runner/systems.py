@@ -212,7 +212,10 @@ def penstock(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
         return [(row.role, psutil.Process(row.pid)) for row in cluster.state.processes if row.pid]
 
     def heal() -> None:
-        cluster.start_all(START_TIMEOUT_S)
+        try:
+            cluster.start_all(START_TIMEOUT_S)
+        except CommandError as error:
+            raise SystemFailed(f"penstock: {error}") from None
 
     def start_again() -> None:
         cluster.kill_several(None)

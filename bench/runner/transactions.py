@@ -254,7 +254,7 @@ def fault(bench: Bench, step: Step) -> Figures:
             _go_on(story, struck_ns, min(OBSERVED_S, 2 * bench.size.latency_s))
             until_ns = time.monotonic_ns()
     # What is only stopped, or not quite dead, would be let go on and not be started.
-    with suppress(psutil.NoSuchProcess):
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
         victim.kill()
         victim.wait(DEAD_TIMEOUT_S)
     bench.running.heal()
