@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import (
@@ -31,13 +31,27 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from penstock.local import secure
+from penstock.local import ports
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, GATEWAY, NODE
+from penstock.local.plan import CONTROLLER, GATEWAY, NODE, SHORT_NAMES, gateway_ports, reserved_ports
 from penstock.local.processes import ProcessState
+from penstock.local.secure import DOMAIN, admin_file, directory_of
 from security import attacks
 from security.role_ports import RolePorts, client_certificate
-from security.target import MEMBERS_SMALL, NARROW_TOPIC, WIDE_PARTITIONS, WIDE_TOPIC, Entry, Outcome, Target
+from security.target import (
+    BALANCER,
+    CERTIFIED,
+    MEMBERS_SMALL,
+    NARROW_TOPIC,
+    NO_RIGHTS,
+    SERVER_NAME,
+    STRANGER,
+    WIDE_PARTITIONS,
+    WIDE_TOPIC,
+    Entry,
+    Outcome,
+    Target,
+)
 from support.cluster import running_cluster, wait_until_ready
 from support.kafka import client_config, commit, produce
 from support.stock_clients import lines_of
@@ -45,6 +59,12 @@ from support.stock_clients import lines_of
 SAMPLE_S = 0.1
 _NICE = 19
 TOPICS_S = 60.0
+DOORS = (
+    *((CONTROLLER, use) for use in ("grpc", "raft", "http")),
+    *((NODE, use) for use in ("grpc", "http")),
+    *((GATEWAY, use) for use in ("grpc", "http")),
+)
+"""What every local cluster has beside its Kafka listeners."""
 _FENCED = re.compile(rb"^penstock_controller_nodes_fenced (\S+)", re.MULTILINE)
 
 
@@ -74,8 +94,11 @@ class Cost:
     """As whom: a key of `WHO`."""
 
 
-STRANGER, NO_RIGHTS = "a stranger", "a user without rights"
-WHO = {STRANGER: "mallory comes as far as TLS", NO_RIGHTS: "mallory has signed in, and no ACL names him"}
+WHO = {
+    STRANGER: "mallory comes as far as TLS",
+    NO_RIGHTS: "mallory has signed in, and no ACL names him",
+    CERTIFIED: "mallory shows a certificate that the cluster's CA gave him as a client, at listeners and role ports",
+}
 MALLORY = "mallory"
 
 
@@ -91,8 +114,8 @@ def runs(*, secure: bool) -> list[tuple[str, str]]:
     for name in names(secure=secure):
         if secure and hasattr(load(name), "IS_NO_ATTACK"):
             continue
-        who = (STRANGER,) if not secure or hasattr(load(name), "NEEDS") else tuple(WHO)
-        found.extend((name, each) for each in who)
+        who = getattr(load(name), "BY", (STRANGER,) if hasattr(load(name), "NEEDS") else tuple(WHO))
+        found.extend((name, each) for each in who if secure or each == STRANGER)
     return found
 
 
@@ -106,15 +129,21 @@ def attackable(
     directory: Path, *, small: bool = False, secure: bool = False
 ) -> Iterator[tuple[LocalCluster, Target]]:
     """A cluster with what attacks and honest clients need; the target is a stranger's."""
-    settings = {NODE: {"group_members_per_principal_max": str(MEMBERS_SMALL)}} if small else {}
-    with running_cluster(directory, controllers=1, nodes=3, secure=secure, settings=settings) as cluster:
+    base = ports.choose_base()
+    further = _Further(*ports.choose_free(3, reserved_ports(base)))
+    settings = _listeners(directory, gateway_ports(base, 1), further, secure=secure)
+    if small:
+        settings[NODE]["group_members_per_principal_max"] = str(MEMBERS_SMALL)
+    with running_cluster(
+        directory, controllers=1, nodes=3, secure=secure, settings=settings, port=base
+    ) as cluster:
         admin = AdminClient(client_config(cluster.bootstrap, **honest_config(cluster)))
         topics = [NewTopic(NARROW_TOPIC, 1, 3), NewTopic(WIDE_TOPIC, WIDE_PARTITIONS, 3)]
         for future in admin.create_topics(topics).values():
             future.result(TOPICS_S)
         produce(cluster.bootstrap, NARROW_TOPIC, 10, **honest_config(cluster))
         _commit_once(cluster)
-        yield cluster, _target(cluster, small, directory)
+        yield cluster, _target(cluster, small, directory, further)
 
 
 def _commit_once(cluster: LocalCluster) -> None:
@@ -129,26 +158,101 @@ def _commit_once(cluster: LocalCluster) -> None:
 
 def honest_config(cluster: LocalCluster) -> dict[str, Any]:
     """What librdkafka needs to come in as whoever may do everything."""
-    found = lines_of(secure.admin_file(cluster.directory)) if cluster.state.secure else {}
+    found = lines_of(admin_file(cluster.directory)) if cluster.state.secure else {}
     return {name: value for name, value in found.items() if name != "bootstrap.servers"}
 
 
-def _target(cluster: LocalCluster, small: bool, directory: Path) -> Target:
+class _Further(NamedTuple):
+    """Ports of the gateway's listeners that `local up` does not have."""
+
+    balanced: int
+    certified: int
+    certified_direct: int
+
+
+def _listeners(
+    directory: Path, planned: Mapping[str, int], further: _Further, *, secure: bool
+) -> dict[str, dict[str, str]]:
+    """What `local up` gives, beside it one for a balancer, and where it is secure one for clients' certificates."""
+    gateway: list[dict[str, Any]] = [
+        {"name": "PROXY", "bind": f"127.0.0.1:{planned['kafka']}"},
+        {"name": "DIRECT", "bind": f"127.0.0.1:{planned['direct']}", "mode": "direct"},
+        {
+            "name": "BALANCED",
+            "bind": f"127.0.0.1:{further.balanced}",
+            "proxy_protocol": True,
+            "proxy_from": [f"{BALANCER}/32"],
+        },
+    ]
+    if not secure:
+        return {GATEWAY: {"listeners": json.dumps(gateway)}, NODE: {}}
+    made = directory_of(directory)
+    leaf = made / f"{GATEWAY}-gateway-1"
+    tls = {"cert": str(leaf / "cert.pem"), "key": str(leaf / "key.pem")}
+    shows = {**tls, "client_ca": str(made / "ca.pem"), "client_auth": "required"}
+    for each in gateway:
+        each |= {"security": "SASL_SSL", "tls": tls}
+    certified = {
+        "name": "CERTIFIED",
+        "bind": f"127.0.0.1:{further.certified}",
+        "security": "SSL",
+        "tls": shows,
+    }
+    direct = {"name": "CERTIFIED_DIRECT", "mode": "direct", "security": "SSL", "tls": shows}
+    gateway += [certified, {**direct, "bind": f"127.0.0.1:{further.certified_direct}"}]
+    for each in gateway:
+        # librdkafka needs a name (decision 0007).
+        each["advertised"] = f"{SERVER_NAME}:{each['bind'].rpartition(':')[2]}"
+    # One text for all nodes: their ports are free ones, which metadata tell.
+    node = [
+        {"name": "DIRECT", "mode": "direct", "bind": "127.0.0.1:0", "security": "SASL_SSL", "tls": tls},
+        {**direct, "bind": "127.0.0.1:0"},
+    ]
+    return {GATEWAY: {"listeners": json.dumps(gateway)}, NODE: {"listeners": json.dumps(node)}}
+
+
+def _target(cluster: LocalCluster, small: bool, directory: Path, further: _Further) -> Target:
     state = cluster.state
     host = cluster.bootstrap.rpartition(":")[0]
 
     def at(role: str, use: str) -> list[str]:
         return [f"{host}:{m.ports[use]}" for m in state.members if m.role == role]
 
-    gateway, nodes, (http,) = cluster.bootstrap, tuple(at(NODE, "direct")), at(GATEWAY, "http")
+    doors = {f"{SHORT_NAMES[role]} {use}": at(role, use)[0] for role, use in DOORS}
+    doors["balanced"] = f"{host}:{further.balanced}"
+    gateway, (http,) = cluster.bootstrap, at(GATEWAY, "http")
     if not state.secure:
-        return Target(gateway, nodes, http, small)
-    ca_directory = secure.directory_of(cluster.directory)
+        return Target(gateway, tuple(at(NODE, "direct")), http, small, doors=doors)
+    ca_directory = directory_of(cluster.directory)
     cert, key = client_certificate(ca_directory, directory.parent)
     ca = ca_directory / "ca.pem"
     grpc = at(CONTROLLER, "grpc")[0], at(NODE, "grpc")[0]
-    roles = RolePorts(*grpc, at(CONTROLLER, "raft")[0], secure.DOMAIN, ca, cert, key)
-    return Target(gateway, nodes, http, small, Entry(str(ca)), roles)
+    roles = RolePorts(*grpc, at(CONTROLLER, "raft")[0], DOMAIN, ca, cert, key)
+    shown = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(ca),
+        "ssl.certificate.location": str(cert),
+        "ssl.key.location": str(key),
+    }
+    certified = _nodes(f"{host}:{further.certified_direct}", shown)
+    return Target(
+        *(
+            gateway,
+            _nodes(at(GATEWAY, "direct")[0], honest_config(cluster)),
+            http,
+            small,
+            Entry(str(ca)),
+            roles,
+        ),
+        doors=doors,
+        certified=(f"{host}:{further.certified}", *certified),
+    )
+
+
+def _nodes(direct: str, config: dict[str, Any]) -> tuple[str, ...]:
+    """The nodes, as a direct listener names them."""
+    brokers = AdminClient(client_config(direct, **config)).list_topics(timeout=TOPICS_S).brokers
+    return tuple(f"{broker.host}:{broker.port}" for broker in brokers.values())
 
 
 def as_user_without_rights(cluster: LocalCluster, target: Target) -> Target:
@@ -163,6 +267,13 @@ def as_user_without_rights(cluster: LocalCluster, target: Target) -> Target:
     return replace(target, entry=Entry(target.entry.ca, MALLORY, password))
 
 
+def as_whom(who: str, cluster: LocalCluster, target: Target) -> Target:
+    """A stranger's target as one of `WHO` has it."""
+    if who == NO_RIGHTS:
+        return as_user_without_rights(cluster, target)
+    return target.by_certificate() if who == CERTIFIED else target
+
+
 class _Watch:
     """Memory of gateway and nodes, fenced nodes and dead processes, every tenth of a second."""
 
@@ -170,11 +281,11 @@ class _Watch:
         state = cluster.state
         self._cluster = cluster
         self._pids = {p.name: p.pid or 0 for p in state.processes if p.role != CONTROLLER}
-        scheme = "https" if state.secure else "http"
+        # In plain in a secure cluster too.
         self._controllers = [
-            f"{scheme}://127.0.0.1:{m.ports['http']}/metrics" for m in state.members if m.role == CONTROLLER
+            f"http://127.0.0.1:{m.ports['http']}/metrics" for m in state.members if m.role == CONTROLLER
         ]
-        self._context = _admin_context(cluster) if state.secure else None
+        self._counted = 0
         self._before = {name: _rss_bytes(pid) for name, pid in self._pids.items()}
         self.grown_bytes = 0
         self.fenced = 0
@@ -188,6 +299,8 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        # Else nobody would have seen a node fenced.
+        assert self._counted, f"no controller told how many nodes are fenced: {self._controllers}"
 
     def _run(self) -> None:
         while not self._over.wait(SAMPLE_S):
@@ -196,24 +309,16 @@ class _Watch:
             for url in self._controllers:
                 with (
                     contextlib.suppress(OSError),
-                    urllib.request.urlopen(url, timeout=2, context=self._context) as response,
+                    urllib.request.urlopen(url, timeout=2) as response,
                 ):
                     found = _FENCED.search(response.read())
                     if found:
+                        self._counted += 1
                         self.fenced = max(self.fenced, int(float(found[1])))
 
     def dead(self) -> int:
         """Processes that do not run any more."""
         return sum(p.state is not ProcessState.RUNNING for p in self._cluster.status().processes)
-
-
-def _admin_context(cluster: LocalCluster) -> ssl.SSLContext:
-    """Controllers tell their metrics to who shows an admin's certificate."""
-    context = ssl.create_default_context(cafile=str(secure.directory_of(cluster.directory) / "ca.pem"))
-    context.check_hostname = False
-    chain = secure.admin_certificate(cluster.directory)
-    context.load_cert_chain(chain / "cert.pem", chain / "key.pem")
-    return context
 
 
 def _rss_bytes(pid: int) -> int:
@@ -277,14 +382,13 @@ def made(name: str, target: Target) -> Outcome:
 
 def cost_of(name: str, who: str, cluster: LocalCluster, target: Target, seconds: float) -> Cost:
     """Do the attack for about `seconds`."""
-    if who == NO_RIGHTS:
-        target = as_user_without_rights(cluster, target)
+    attackers = as_whom(who, cluster, target)
     with witnessed(cluster, target, seconds) as quiet:
         pass
     with _Watch(cluster) as watch:
         with witnessed(cluster, target, seconds) as busy:
             time.sleep(0.5)
-            outcome = made_from_afar(name, target)
+            outcome = made_from_afar(name, attackers)
         dead = watch.dead()
     wait_until_ready(cluster)
     time.sleep(1)

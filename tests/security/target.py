@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 import ssl
 import struct
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from security.role_ports import CLIENTS, NO_CERTIFICATE, PLAINTEXT
 
 if TYPE_CHECKING:
     from security.role_ports import RolePorts
@@ -19,6 +22,12 @@ ATTACKER = "127.0.0.66"
 TLS = "TLS"
 ROLE_PORTS = "role ports"
 """What an attack needs of a cluster (`NEEDS` of its module): TLS at listeners, or certificates between roles."""
+STRANGER: Final = "a stranger"
+NO_RIGHTS: Final = "a user without rights"
+CERTIFIED: Final = "a client's certificate"
+"""As whom an attack is made (`BY` of its module, where that is not anybody)."""
+BALANCER = "127.0.0.77"
+"""From where the gateway's listener for balancers takes a PROXY header."""
 MEMBERS_SMALL = 50
 """`group_members_per_principal_max` of a cluster that is attacked in the short form."""
 SERVER_NAME = "localhost"
@@ -44,6 +53,10 @@ class Entry:
     user: str = ""
     """Who signs in; "": nobody does."""
     password: str = field(default="", repr=False)
+    cert: str = ""
+    """The certificate that is shown, with its key in `key`; "": none is."""
+    key: str = ""
+    alpn: tuple[str, ...] = ()
 
     def connect(self, address: str, source: str = "", timeout_s: float = 60.0) -> socket.socket:
         """A connection to `host:port`, from a loopback address of one's own. Raises OSError when it is not let in."""
@@ -53,15 +66,21 @@ class Entry:
             return raw
         connection = raw
         try:
-            connection = ssl.create_default_context(cafile=self.ca).wrap_socket(
-                raw, server_hostname=SERVER_NAME
-            )
+            connection = self._context().wrap_socket(raw, server_hostname=SERVER_NAME)
             if self.user:
                 self._sign_in(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca)
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key)
+        if self.alpn:
+            context.set_alpn_protocols(list(self.alpn))
+        return context
 
     def _sign_in(self, connection: socket.socket) -> None:
         token = f"\0{self.user}\0{self.password}".encode()
@@ -86,6 +105,21 @@ class Target:
     """The attacker's."""
     roles: RolePorts | None = None
     """The ports between roles, where they have TLS."""
+    doors: Mapping[str, str] = field(default_factory=dict)
+    """Every port that is no Kafka listener, by its process and use ("controller raft"), and that for balancers."""
+    certified: tuple[str, ...] = ()
+    """Listeners where a client's certificate is the user, the gateway's first; () where there are none."""
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How the attacker comes to a port between roles."""
+        return (CLIENTS,) if self.entry.cert else (PLAINTEXT, NO_CERTIFICATE)
+
+    def by_certificate(self) -> Target:
+        """The same for somebody who has a client's certificate, by the cluster's own CA: it is shown at every port."""
+        assert self.roles is not None
+        entry = Entry(self.entry.ca, cert=str(self.roles.cert), key=str(self.roles.key))
+        return replace(self, gateway=self.certified[0], nodes=self.certified[1:], entry=entry)
 
     def connect(self, source: str = ATTACKER, address: str = "", timeout_s: float = 60.0) -> socket.socket:
         """A connection to the gateway, or to `address`, as far as the attacker comes.

@@ -13,8 +13,7 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.processes import ProcessState
 from security.attacks.shown_client_ids import CLIENT_ID
 from security.measure import (
-    NO_RIGHTS,
-    as_user_without_rights,
+    as_whom,
     attackable,
     honest_config,
     load,
@@ -22,7 +21,7 @@ from security.measure import (
     names,
     runs,
 )
-from security.target import NARROW_TOPIC, Target
+from security.target import NARROW_TOPIC, STRANGER, Target
 from support.kafka import produce
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -55,17 +54,17 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalClu
 
 
 WAITING = {"announced_frames", "slow_senders"}
-"""They take half a minute; what ends them is the same for a user: `make security`."""
+"""They take half a minute; what ends them is the same for whom the cluster knows: `make security`."""
 
 
 @pytest.mark.parametrize(
-    ("name", "who"), [(n, w) for n, w in runs(secure=True) if not (w == NO_RIGHTS and n in WAITING)]
+    ("name", "who"), [(n, w) for n, w in runs(secure=True) if w == STRANGER or n not in WAITING]
 )
 def test_an_attack_on_a_secure_cluster_is_refused(
     secured: tuple[LocalCluster, Target], name: str, who: str
 ) -> None:
     cluster, target = secured
-    hold_out(cluster, as_user_without_rights(cluster, target) if who == NO_RIGHTS else target, name)
+    hold_out(cluster, as_whom(who, cluster, target), name)
 
 
 def test_no_byte_of_a_client_id_reaches_a_log_raw(attacked: tuple[LocalCluster, Target]) -> None:
