@@ -155,6 +155,10 @@ security: setup ## attacks from outside on a real cluster, and what each costs e
 rotation: setup ## the CA and all certificates replaced twice under 1,000 messages a second
 	PENSTOCK_ROTATION_RATE=1000 $(PYTEST) tests/security/test_rotation.py -s
 
+.PHONY: canary
+canary: setup ## a whole run of a secure cluster, and no password, key or token anywhere but in the files that hold them
+	PENSTOCK_CANARY=1 $(PYTEST) tests/security/test_canary.py -s
+
 .PHONY: quotas
 quotas: setup ## quotas with stock clients, on one gateway and on three, those of bytes over a minute each: within a tenth; a login flood
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -s
