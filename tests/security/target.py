@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -156,11 +157,23 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
     return b"".join(parts)
 
 
+def client_hello() -> bytes:
+    """As any client begins TLS."""
+    context = ssl.create_default_context()
+    said, heard = ssl.MemoryBIO(), ssl.MemoryBIO()
+    connection = context.wrap_bio(heard, said, server_hostname=SERVER_NAME)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        connection.do_handshake()
+    return said.read()
+
+
 def is_open(connection: socket.socket) -> bool:
-    """Whether the other side still holds the connection (nothing is expected from it)."""
+    """Whether the other side still holds the connection; what it said is let go."""
     connection.setblocking(False)
     try:
-        return connection.recv(1) != b""
+        while connection.recv(65_536):
+            pass
+        return False
     except (BlockingIOError, ssl.SSLWantReadError):
         return True
     except OSError:

@@ -150,7 +150,7 @@ FIGURES = {
     ),
     "security": (
         [asdict(Cost("idle_sockets", "many sockets", True, "shut", 12.4, 3.6, 0, 1.26, 180.0, 2))],
-        ["| idle sockets: many sockets | plain, a stranger | yes | 12 | 4 | 0 | 1.3 | 180 | 2 |"],
+        ["| idle sockets: many sockets | plain, a stranger | yes | shut | 12 | 4 | 0 | 1.3 | 180 | 2 |"],
     ),
 }
 """What each runner writes, made by the runner's own classes, and rows that come of it."""
