@@ -17,7 +17,6 @@ from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.read import read_all
 from penstock_storage_node.log import ReadData
 from penstock_storage_node.settings import TransactionSettings
-from penstock_storage_node.transactions import host as host_module
 from penstock_storage_node.transactions.effects import MarkersDue, MarkersWithdrawn, TopicPartitionName
 from penstock_storage_node.transactions.host import TransactionHost
 from penstock_storage_node.transactions.outbox import key_of
@@ -241,26 +240,6 @@ async def test_below_min_isr_nothing_is_decided(cluster: MiniCluster) -> None:
     assert (await one.add(pair)).error is E.COORDINATOR_NOT_AVAILABLE
     cluster.set_isr(1, 2)
     assert (await one.add(pair)).error is E.NONE
-
-
-async def test_a_coordinator_that_was_called_deposed_and_is_not_begins_anew(
-    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_module, "FENCED_RETRY_S", 0.01)
-    one = (await coordinators(cluster))[1]
-    pair = await one.init()
-    await one.add(pair)
-    await one.commit(pair)
-    shard = one.shard
-    seen = []
-    for epoch in (7, 0):  # the first is another one's
-        one.host.fenced(0, epoch)
-        seen.append(shard.closed)
-    assert seen == [False, True]
-    assert (await one.commit(pair)).error is E.NOT_COORDINATOR
-    await eventually(lambda: len(one.due) == 2)
-    one.write_markers()
-    await eventually(lambda: one.states() == {"x": "CompleteCommit"})
 
 
 async def test_records_that_cannot_be_read_are_counted_and_passed_over(cluster: MiniCluster) -> None:

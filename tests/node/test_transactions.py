@@ -6,6 +6,7 @@ The metadata are pushed by the test. The coordinators' log is a list, so that a 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class OneShard:
         self.node = node
         self.shard: Shard | None = None
         self.log = ListLog()
-        self.fences: list[tuple[int, int]] = []
+        self.producer_ids = itertools.count(7)
 
     def lead(self, epoch: int) -> None:
         """Begin to coordinate, with what another one had written."""
@@ -93,7 +94,7 @@ class OneShard:
             clock_ms=clock_ms,
             wall_ms=self.node.manager.wall_ms,
             version=lambda: 2,
-            take_id=lambda: 7,
+            take_id=lambda: next(self.producer_ids),
             exists=lambda _: True,
             has_room=lambda: True,
             send=self.node.link.carry_out,
@@ -117,27 +118,30 @@ class OneShard:
         if self.shard is not None and key.coordinator_epoch == self.shard.coordinator_epoch:
             self.shard.markers_written(key.producer_id, key.producer_epoch, partitions)
 
-    def fenced(self, state_partition: int, coordinator_epoch: int) -> None:
-        self.fences.append((state_partition, coordinator_epoch))
-        if self.shard is not None:
-            self.shard.fenced()
-
     # -- clients ---------------------------------------------------------------------------------
 
-    async def init(self) -> Answer:
-        return await self._ask(lambda reply: self.find("x").init_producer("x", 60_000, reply))
+    async def init(self, name: str = "x") -> Answer:
+        return await self._ask(lambda reply: self.find(name).init_producer(name, 60_000, reply))
 
-    async def add(self, epoch: int = 0) -> Answer:
-        request = Add(7, epoch, frozenset({EVENTS}))
-        return await self._ask(lambda reply: self.find("x").add("x", request, reply))
+    async def add(self, epoch: int = 0, *, name: str = "x", producer_id: int = 7) -> Answer:
+        request = Add(producer_id, epoch, frozenset({EVENTS}))
+        return await self._ask(lambda reply: self.find(name).add(name, request, reply))
 
     async def verify(self, epoch: int) -> Answer:
         request = Verify(7, epoch, frozenset({EVENTS}))
         return await self._ask(lambda reply: self.find("x").add("x", request, reply))
 
-    async def end(self, *, commit: bool = True, epoch: int = 0, version: int = 0) -> Answer:
-        request = End(7, epoch, commit, version)
-        return await self._ask(lambda reply: self.find("x").end("x", request, reply))
+    async def end(
+        self,
+        *,
+        commit: bool = True,
+        epoch: int = 0,
+        version: int = 0,
+        name: str = "x",
+        producer_id: int = 7,
+    ) -> Answer:
+        request = End(producer_id, epoch, commit, version)
+        return await self._ask(lambda reply: self.find(name).end(name, request, reply))
 
     async def _ask(self, begin: Any) -> Answer:
         told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -356,12 +360,40 @@ async def test_a_stale_marker_of_a_deposed_coordinator_ends_nothing(rig: Rig) ->
     # The leader knows of a later leader of the state partition; the coordinator has not heard of it.
     rig.state(2, 6, only=[1])
     assert (await rig.x.end()).error is ErrorCode.NONE
-    await eventually(lambda: rig.x.fences)
-    assert rig.x.fences == [(0, 5)]
+    link = rig.cluster.nodes[2].link
+    assert link is not None
+    await eventually(lambda: link.outbox.fenced_count == 1)
     assert rig.is_open
-    # The next coordinator sends it again.
+    # Its partition is lost, and the next coordinator sends the marker again.
+    assert rig.x.shard is not None
+    rig.x.shard.close()
     rig.x.lead(6)
     await rig.ended()
+
+
+async def test_a_marker_by_hand_with_too_high_an_epoch_holds_up_its_own_transaction_alone(rig: Rig) -> None:
+    await rig.x.init()
+    await rig.x.add()
+    assert (await rig.produce(b"a")).error == 0
+    link = rig.leader.link
+    assert link is not None
+    codes: list[ErrorCode] = []
+    link.leading.write(MarkerOrder(7, 0, False, 9, 0), EVENTS, codes.append, lambda: False)
+    await eventually(lambda: codes == [ErrorCode.NONE])
+    assert (await rig.x.end(commit=False)).error is ErrorCode.NONE
+    outbox = rig.cluster.nodes[2].link
+    assert outbox is not None
+    await eventually(lambda: outbox.outbox.fenced_count == 1)
+    # The coordinator is the one still, and serves all others.
+    for _ in range(3):
+        assert (await rig.x.init("y")).error is ErrorCode.NONE
+    assert await rig.x.init("z") == Answer(ErrorCode.NONE, 9, 0)
+    assert (await rig.x.add(name="z", producer_id=9)).error is ErrorCode.NONE
+    assert (await rig.produce(b"z", producer_id=9, name="z")).error == 0
+    assert (await rig.x.end(name="z", producer_id=9)).error is ErrorCode.NONE
+    await rig.eventually_ended()
+    assert rig.x.shard is not None
+    assert rig.x.shard.markers() == {(7, 0): frozenset({EVENTS})}
 
 
 async def test_a_marker_waits_for_the_metadata_that_it_goes_by(rig: Rig) -> None:

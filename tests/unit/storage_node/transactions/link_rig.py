@@ -405,13 +405,6 @@ class Node:
         if self.shard is not None and self.shard.coordinator_epoch == key.coordinator_epoch:
             self.shard.markers_written(key.producer_id, key.producer_epoch, partitions)
 
-    def fenced(self, state_partition: int, coordinator_epoch: int) -> None:
-        del state_partition
-        self.world.seen.add("fenced")
-        if self.shard is not None and self.shard.coordinator_epoch == coordinator_epoch:
-            self.shard.fenced()
-            self.shard = None
-
     # -- streams ---------------------------------------------------------------------------------
 
     def send_asks(self, node: NodeId, asks: Sequence[Ask]) -> bool:

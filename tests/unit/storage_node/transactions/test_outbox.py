@@ -33,14 +33,12 @@ class Rig:
         self.leaders: dict[TopicPartitionName, NodeId | Place] = {A: N1, B: N1, C: N2}
         self.sent: list[tuple[NodeId, Sequence[Marker]]] = []
         self.written: list[tuple[Key, tuple[TopicPartitionName, ...]]] = []
-        self.fenced: list[tuple[int, int]] = []
         self.scheduled = 0
         self.outbox = Outbox(
             clock_ms=lambda: self.now_ms,
             leader_of=lambda partition: self.leaders.get(partition, Place.GONE),
             send=lambda node, markers: self.sent.append((node, markers)),
             written=lambda key, partitions: self.written.append((key, tuple(partitions))),
-            fenced=lambda *which: self.fenced.append(which),
             schedule=self._schedule,
         )
 
@@ -139,22 +137,19 @@ def test_a_lost_stream_brings_back_what_was_on_its_way() -> None:
     assert rig.outbox.waiting() == {N1: 2, N2: 1}
 
 
-def test_a_leader_on_this_node_may_end_the_coordinator_while_it_is_sent_to() -> None:
+def test_a_leader_on_this_node_may_have_the_coordinator_end_while_it_is_sent_to() -> None:
     rig = Rig()
     mine, others = due(), due(8, C, state=4)
 
     def at_once(node: NodeId, markers: Sequence[Marker]) -> None:
         rig.sent.append((node, markers))
         if node == N1:
-            for marker in markers:
-                code = ErrorCode.TRANSACTION_COORDINATOR_FENCED
-                rig.outbox.answered(node, key_of(marker.due), [(p, code) for p in marker.partitions])
+            rig.outbox.withdraw(MarkersWithdrawn(3, 5))
 
     rig.outbox._send = at_once
     rig.outbox.add(mine)
     rig.outbox.add(others)
     assert rig.turn() == [(N1, [(7, ["a", "b"])]), (N2, [(8, ["c"])])]
-    assert rig.fenced == [(3, 5)]
     assert rig.outbox.waiting() == {N2: 1}
 
 
@@ -200,17 +195,32 @@ def test_a_newer_epoch_of_the_producer_is_an_end_too() -> None:
     assert rig.outbox.ended_elsewhere_count == 1
 
 
-def test_a_deposed_coordinator_drops_all_and_no_other_does() -> None:
+def test_who_meets_a_newer_coordinator_waits_there_alone() -> None:
     rig = Rig()
-    mine, too, others = due(7), due(8), due(9, state=4)
-    for each in (mine, too, others):
+    mine, too = due(7), due(8)
+    for each in (mine, too):
         rig.outbox.add(each)
     rig.turn()
-    rig.answer(N1, mine, ErrorCode.TRANSACTION_COORDINATOR_FENCED, A, B)
-    assert rig.fenced == [(3, 5)]
-    assert rig.outbox.waiting() == {N1: 2, N2: 1}
+    rig.answer(N1, mine, ErrorCode.TRANSACTION_COORDINATOR_FENCED, A)
+    rig.answer(N1, mine, ErrorCode.NONE, B)
+    rig.answer(N1, too, ErrorCode.NONE, A, B)
     rig.answer(N2, too, ErrorCode.NONE, C)
-    assert rig.written == []
+    rig.answer(N2, mine, ErrorCode.NONE, C)
+    told = [(key_of(mine), (B,)), (key_of(too), (A, B)), (key_of(too), (C,)), (key_of(mine), (C,))]
+    assert rig.written == told
+    # Nobody withdraws it: so nobody newer is there. It is asked for again, for as long as that takes.
+    for _ in range(3):
+        rig.later(AGAIN_MS_MAX - 1)
+        assert rig.turn() == []
+        rig.later(1)
+        assert rig.turn() == [(N1, [(7, ["a"])])]
+        rig.answer(N1, mine, ErrorCode.TRANSACTION_COORDINATOR_FENCED, A)
+    assert rig.outbox.fenced_count == 1
+    rig.later(AGAIN_MS_MAX)
+    rig.turn()
+    rig.answer(N1, mine, ErrorCode.NONE, A)
+    assert rig.written == [*told, (key_of(mine), (A,))]
+    assert rig.outbox.waiting() == {}
 
 
 def test_what_is_withdrawn_is_not_sent_any_more() -> None:

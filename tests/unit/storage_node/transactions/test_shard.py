@@ -562,7 +562,7 @@ def test_all_in_flight_is_sent_away_when_leadership_ends() -> None:
     doubt = rig.end((other[0], 9), name="u")
     undecided: list[Answer] = []
     rig.shard.add("u", Add(*other, frozenset({A0}), 2), undecided.append)
-    rig.shard.fenced()
+    rig.shard.close()
     assert codes(waiting_id, added, held, doubt, undecided) == [GONE] * 5
     rig.shard.end_turn()
     rig.log.advance(len(rig.log.batches))

@@ -1,9 +1,8 @@
 """What the coordinator wants done elsewhere: markers to write, and markers to forget.
 
 The way back, for whoever carries them out (`Shard`): `markers_written(producer_id, producer_epoch, partitions)`
-for those that are done, all at once or some by some, twice without harm; `fenced()` when a leader answers
-TRANSACTION_COORDINATOR_FENCED. A partition that is not there any more is done, and so is one whose log has a newer
-epoch of that producer.
+for those that are done, all at once or some by some, twice without harm. A partition that is
+not there any more is done, and so is one whose log has a newer epoch of that producer.
 """
 
 from __future__ import annotations

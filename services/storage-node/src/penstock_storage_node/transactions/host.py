@@ -29,9 +29,6 @@ from penstock_storage_node.transactions.shard import Shard
 
 TICK_MS: Final = 20
 """Requests are held for 100 ms at most."""
-FENCED_RETRY_S: Final = 5.0
-"""After which a coordinator that a leader of partitions called deposed, and that the metadata call the one still,
-begins anew."""
 _NO_LEADER: Final = -1
 
 
@@ -168,30 +165,9 @@ class TransactionHost(CoordinatorHost[Shard]):
         if hosted is not None:
             hosted.shard.markers_written(key.producer_id, key.producer_epoch, partitions)
 
-    def fenced(self, state_partition: int, coordinator_epoch: int) -> None:
-        """The leader of a partition knows a newer coordinator."""
-        hosted = self._coordinating(state_partition, coordinator_epoch)
-        if hosted is not None and not hosted.shard.closed:
-            self._lifecycle.log.warning(
-                "transaction coordinator is deposed: the leader of a partition knows a newer one",
-                partition=hosted.partition.name,
-                epoch=coordinator_epoch,
-            )
-            hosted.shard.fenced()
-            self._lifecycle.create_task(self._begin_anew(hosted), f"reload {hosted.partition.name}")
-
     def _coordinating(self, state_partition: int, coordinator_epoch: int) -> Hosted[Shard] | None:
         hosted = self._hosted.get(state_partition)
         return hosted if hosted is not None and hosted.leadership.epoch == coordinator_epoch else None
-
-    async def _begin_anew(self, hosted: Hosted[Shard]) -> None:
-        """Nobody else may be coordinator after all: a marker written by hand can have had any epoch."""
-        await asyncio.sleep(FENCED_RETRY_S)
-        if (
-            self._hosted.get(hosted.partition.key.partition) is hosted
-            and hosted.partition.replica.leadership is hosted.leadership
-        ):
-            self.on_lead(hosted.partition)
 
     # -- time ----------------------------------------------------------------------------------------
 

@@ -47,9 +47,6 @@ class Coordinators(Protocol):
     def markers_written(self, key: Key, partitions: Sequence[TopicPartitionName]) -> None:
         """Those have their marker, or need none."""
 
-    def fenced(self, state_partition: int, coordinator_epoch: int) -> None:
-        """A leader knows a newer coordinator."""
-
 
 class Streams(Protocol):
     """The streams to other nodes (see `rpc.transaction_streams`)."""
@@ -158,7 +155,6 @@ class TransactionLink:
             leader_of=self._leader_of,
             send=self._send_markers,
             written=coordinators.markers_written,
-            fenced=coordinators.fenced,
             schedule=self._schedule,
         )
         self.additions: Final = Additions(
@@ -173,6 +169,7 @@ class TransactionLink:
         self._timer_ms = 0
         self._expire_ms = manager.clock_ms() + EXPIRE_MS
         self._told_of_newer = 0
+        self._told_of_fenced = 0
 
     def connect(self, streams: Streams) -> None:
         """The ways to other nodes, which are made after this."""
@@ -222,7 +219,18 @@ class TransactionLink:
                 "a log has a newer epoch of a transaction's producer: its marker is not written there",
                 producer_id=key.producer_id,
                 producer_epoch=key.producer_epoch,
-                partitions=[f"{p.topic}-{p.partition}" for p, c in results if c is not ErrorCode.NONE][:10],
+                partitions=_named(results, ErrorCode.INVALID_PRODUCER_EPOCH),
+            )
+        fenced = self.outbox.fenced_count
+        if fenced != self._told_of_fenced:
+            self._told_of_fenced = fenced
+            self._log.warning(
+                "a log has a marker of a newer transaction coordinator: the transaction waits there until this one"
+                " hears of it; if there is none, a marker was written by hand with too high a coordinator epoch",
+                producer_id=key.producer_id,
+                producer_epoch=key.producer_epoch,
+                coordinator_epoch=key.coordinator_epoch,
+                partitions=_named(results, ErrorCode.TRANSACTION_COORDINATOR_FENCED),
             )
         self._arm()
 
@@ -340,6 +348,11 @@ class TransactionLink:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _named(results: Results, code: ErrorCode) -> list[str]:
+    """A few of the partitions that gave that answer, for a line of the log."""
+    return [f"{p.topic}-{p.partition}" for p, c in results if c is code][:10]
 
 
 def order_of(due: MarkersDue) -> MarkerOrder:

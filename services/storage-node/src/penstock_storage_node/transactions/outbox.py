@@ -9,8 +9,9 @@ A marker is tried for ever:
   no harm;
 * INVALID_PRODUCER_EPOCH is done as well: that log has a newer epoch of the producer, so this transaction has ended
   there (Kafka lets the id hang until its coordinator is loaded anew: KAFKA-19999);
-* TRANSACTION_COORDINATOR_FENCED: the leader knows a newer coordinator. All that this one has due is dropped, and it
-  is told.
+* TRANSACTION_COORDINATOR_FENCED: the leader knows a newer coordinator. If there is one, this one hears of it and
+  withdraws what it has due. If there is none, since a marker that was written by hand had too high an epoch, only that
+  partition waits; Kafka forgets it until the coordinator is loaded anew.
 
 Source: TransactionMarkerChannelManager, TransactionMarkerRequestCompletionHandler.
 """
@@ -75,6 +76,8 @@ class _Due:
     due: MarkersDue
     left: set[TopicPartitionName]
     tries: dict[TopicPartitionName, int] = field(default_factory=dict)
+    fenced: set[TopicPartitionName] = field(default_factory=set)
+    """Partitions whose leader has named a newer coordinator."""
 
 
 def key_of(due: MarkersDue) -> Key:
@@ -92,17 +95,14 @@ class Outbox:
         leader_of: Callable[[TopicPartitionName], NodeId | Place],
         send: Callable[[NodeId, Sequence[Marker]], None],
         written: Callable[[Key, Sequence[TopicPartitionName]], None],
-        fenced: Callable[[int, int], None],
         schedule: Callable[[], None],
     ) -> None:
         """`leader_of` goes by the newest metadata, `send` puts a message on the stream to a node (this one has none to
-        itself: then it is done at once), `written` and `fenced` tell the shard (state partition, coordinator epoch)
-        that asked, `schedule` asks for `end_turn`."""
+        itself: then it is done at once), `written` tells the shard that asked, `schedule` asks for `end_turn`."""
         self._clock_ms = clock_ms
         self._leader_of = leader_of
         self._send = send
         self._written = written
-        self._fenced = fenced
         self._schedule = schedule
         self._due: dict[Key, _Due] = {}
         self._ready: dict[_Item, None] = {}
@@ -112,6 +112,8 @@ class Outbox:
         self._timers: Final = TimerQueue()
         self.ended_elsewhere_count = 0
         """Markers that met a newer epoch of their producer."""
+        self.fenced_count = 0
+        """Markers that met one of a newer coordinator; each counts once, however often it is sent again."""
 
     # -- what is to be done ----------------------------------------------------------------------
 
@@ -126,9 +128,7 @@ class Outbox:
 
     def withdraw(self, withdrawn: MarkersWithdrawn) -> None:
         """That coordinator is none any more: the next one sends them again."""
-        self._drop((withdrawn.state_partition, withdrawn.coordinator_epoch))
-
-    def _drop(self, coordinator: tuple[int, int]) -> None:
+        coordinator = withdrawn.state_partition, withdrawn.coordinator_epoch
         for key in [key for key in self._due if key.coordinator == coordinator]:
             for partition in self._due.pop(key).left:
                 self._take_out(_Item(key, partition))
@@ -185,10 +185,9 @@ class Outbox:
                 continue
             del sent[item]
             if code is ErrorCode.TRANSACTION_COORDINATOR_FENCED:
-                self._drop(key.coordinator)
-                self._fenced(*key.coordinator)
-                return
-            if code is ErrorCode.INVALID_PRODUCER_EPOCH:
+                self._note_fenced(item)
+                self._try_later(item, AGAIN_MS_MAX)
+            elif code is ErrorCode.INVALID_PRODUCER_EPOCH:
                 self.ended_elsewhere_count += 1
                 done.append(item)
             elif code is ErrorCode.NONE:
@@ -209,11 +208,19 @@ class Outbox:
             self._leaderless = {}
             self._schedule()
 
-    def _try_later(self, item: _Item) -> None:
+    def _note_fenced(self, item: _Item) -> None:
+        fenced = self._due[item.key].fenced
+        if item.partition not in fenced:
+            fenced.add(item.partition)
+            self.fenced_count += 1
+
+    def _try_later(self, item: _Item, wait_ms: int | None = None) -> None:
         tries = self._due[item.key].tries
         count = tries[item.partition] = tries.get(item.partition, 0) + 1
         timer = self._later[item] = Timer("again", (item,))
-        self._timers.set(timer, self._clock_ms() + min(AGAIN_MS_MIN << min(count - 1, 10), AGAIN_MS_MAX))
+        if wait_ms is None:
+            wait_ms = min(AGAIN_MS_MIN << min(count - 1, 10), AGAIN_MS_MAX)
+        self._timers.set(timer, self._clock_ms() + wait_ms)
 
     def _done(self, items: Iterable[_Item]) -> None:
         by_key: dict[Key, list[TopicPartitionName]] = defaultdict(list)

@@ -426,10 +426,6 @@ class Transitions:
         assert entry.current is not None
         self._begin(entry, state.completed(entry.current, self._wall_ms()))
 
-    def fenced(self) -> None:
-        """A leader knows a newer coordinator: this one was deposed, and will hear of it."""
-        self.close()
-
     # -- time ------------------------------------------------------------------------------------
 
     @staticmethod
