@@ -30,6 +30,9 @@ SETTINGS = {
     "controller": {"raft_snapshot_every": str(SNAPSHOT_EVERY)},
     "storage-node": {"checkpoint_interval_ms": "1000"},
 }
+NOTHING_BESIDE = {"group_flush": "false", "flush_interval_ms": "3600000"}
+"""So that topics of durability `replicated` are flushed neither with others of their filesystem nor after a while:
+what they lose is then what no ack waited for, and not what happened to be young."""
 RATE_PER_S = 400
 TOPIC = "records"
 
@@ -161,6 +164,12 @@ def _load(bootstrap: str, durability: str) -> Load:
     )
 
 
+def _settings(durability: str) -> dict[str, dict[str, str]]:
+    if durability == "fsync":
+        return SETTINGS
+    return SETTINGS | {"storage-node": SETTINGS["storage-node"] | NOTHING_BESIDE}
+
+
 def _rounds(
     directory: Path,
     rounds: int,
@@ -171,7 +180,7 @@ def _rounds(
     durability: str,
     fate: str | None,
 ) -> None:
-    with running_cluster(directory / "cluster", settings=SETTINGS) as cluster:
+    with running_cluster(directory / "cluster", settings=_settings(durability)) as cluster:
         bootstrap = cluster.bootstrap
         create_topic(bootstrap, TOPIC, 6, 3, **{"penstock.durability": durability, "segment.bytes": "262144"})
         names = [process.name for process in cluster.state.processes]
