@@ -33,7 +33,7 @@ class Host:
         self.rig = rig
         self.topics = rig.topics
         self.settings = rig.settings
-        self.loading_count = 0
+        self.is_whole = True
 
     def find(self, group_id: str) -> Shard:
         if not group_id or group_id.startswith("away"):
@@ -413,6 +413,16 @@ def test_a_commit_that_is_never_safe_is_answered_all_the_same(monkeypatch: pytes
         assert peer.rig.offsets("g") == {("t", 0): 40, ("t", 1): 41}
 
     asyncio.run(main())
+
+
+async def test_a_list_is_whole_once_all_that_the_node_leads_is_read() -> None:
+    """As Kafka's: what is listed is said to lack some, whatever of the logs is not open or not read yet."""
+    peer = Peer()
+    for version in versions(ApiKey.LIST_GROUPS):
+        for is_whole, code in ((False, E.COORDINATOR_LOAD_IN_PROGRESS), (True, E.NONE)):
+            peer.host.is_whole = is_whole
+            listed = await peer.call(ApiKey.LIST_GROUPS, version, states_filter=(), types_filter=())
+            assert listed.error_code == code
 
 
 def samples() -> list[tuple[ApiKey, dict[str, Any]]]:

@@ -204,12 +204,48 @@ def test_listing_asks_every_coordinator() -> None:
     for number, flight in enumerate(parts[:2]):
         assert isinstance(flight.payload, Part)
         assert flight.payload.buffers() == [call.frame]
-        listed = call.item(
-            "ListedGroup", group_id=f"g{number}", protocol_type="", group_state="Empty", group_type="classic"
-        )
-        call.answer(flight, error_code=0, groups=(listed,))
+        # A group whose coordinator moved meanwhile is in the lists of both.
+        listed = [
+            call.item(
+                "ListedGroup", group_id=name, protocol_type="", group_state="Empty", group_type="classic"
+            )
+            for name in ("moved", f"g{number}")
+        ]
+        call.answer(flight, error_code=0, groups=tuple(listed))
     assert isinstance(parts[2].payload, Part)
     call.request.failed(parts[2].payload, E.NOT_LEADER_OR_FOLLOWER)
     result = call.result()
     assert int(result.error_code) == E.COORDINATOR_NOT_AVAILABLE
-    assert [g.group_id for g in result.groups] == ["g0", "g1"]
+    assert [g.group_id for g in result.groups] == ["moved", "g0", "g1"]
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_a_node_that_still_reads_its_groups_is_asked_again(rig: Any, version: int) -> None:
+    """It lists what it has read till then, and clients that overlook the 14 beside take it for all."""
+    rig.topics[OFFSETS_TOPIC] = TOPIC
+    rig.publish()
+    reading = {1: 0, 2: 2}
+
+    def script(node_id: int) -> None:
+        def answer(header: Any, _frame: bytes) -> bytes:
+            error, reading[node_id] = (14 if reading[node_id] else 0), reading[node_id] - 1
+            schema = codec.response_type(header.api_key, header.api_version)
+            item_type = codec.entity_type(header.api_key, header.api_version, "ListedGroup")
+            name = f"{'some' if error else 'all'}-{node_id}"
+            group = codec.build(
+                item_type, group_id=name, protocol_type="", group_state="", group_type="classic"
+            )
+            body = codec.build(schema, error_code=error, groups=(group,))
+            return b"".join(map(bytes, [codec.encode_response(header, body)]))
+
+        rig.nodes[node_id].kafka[ApiKey.LIST_GROUPS] = answer
+
+    script(1)
+    script(2)
+    request = codec.build(codec.request_type(ApiKey.LIST_GROUPS, version), states_filter=(), types_filter=())
+    frame = request_header(ApiKey.LIST_GROUPS, version, 3, "c") + codec.encode_body(request)
+    outcome = await rig.submit(rig.client(), GROUP_CALLS[ApiKey.LIST_GROUPS], frame)
+    listed = codec.decode_response(ApiKey.LIST_GROUPS, version, b"".join(outcome))[1]
+    assert int(listed.error_code) == 0
+    assert {group.group_id for group in listed.groups} == {"all-1", "all-2"}
+    assert [len(node.frames) for node in rig.nodes.values()] == [1, 3]

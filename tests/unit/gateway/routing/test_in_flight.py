@@ -240,6 +240,24 @@ def test_refused_again_and_again_ends_with_6() -> None:
     assert HOLD_MS / RETRY_MS / 2 < rounds <= HOLD_MS / RETRY_MS + 1
 
 
+def test_one_that_cannot_say_yet_is_asked_the_same_again() -> None:
+    w = World(1, 1)
+    up(w, flight("l", 0, 1, on_loss=OnLoss.ASK_CLIENT))
+    w.connect(N1)
+    rounds = 0
+    while not (answers := w.answers()):
+        for f in w.table.take(N1, 1 << 20):
+            assert len(f.partitions) == 2, "in one piece"
+            assert w.table.postponed(f)
+            assert not w.table.postponed(f)
+            rounds += 1
+        w.now_ms += 10
+        w.table.tick()
+        assert rounds < 100
+    assert answers == [("l", ErrorCode.NOT_LEADER_OR_FOLLOWER)] * len(answers)
+    assert HOLD_MS / RETRY_MS / 2 < rounds <= HOLD_MS / RETRY_MS + 1
+
+
 def test_no_leader_holds_produce_and_fails_fetch() -> None:
     w = World(-1)
     up(w, flight("a", 0), flight("f", 0, on_loss=OnLoss.ASK_CLIENT))

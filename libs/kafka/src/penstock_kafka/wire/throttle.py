@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock_kafka.wire.apis import FLEXIBLE_SINCE, ApiKey, is_supported
 from penstock_kafka.wire.frames import RequestHeader, parse_request_header
-from penstock_kafka.wire.primitives import INT32, Buffer, Reader
+from penstock_kafka.wire.primitives import INT16, INT32, Buffer, Reader
 from penstock_kafka.wire.produce import decode_produce_response
 
 _CORRELATION_BYTES: Final = 4
@@ -76,8 +76,7 @@ def with_throttle_time(
         whole = b"".join(buffers)
         offset, buffers = find(whole, version), [whole]
     else:
-        # The response header ends with the count of its tagged fields; nobody sends any.
-        offset = _CORRELATION_BYTES + (version >= FLEXIBLE_SINCE[api_key])
+        offset = _body_offset(api_key, version)
         while len(buffers) > 1 and len(buffers[0]) < offset + 4:
             buffers[:2] = [bytes(buffers[0]) + bytes(buffers[1])]
     first = buffers[0]
@@ -90,6 +89,18 @@ def with_throttle_time(
     else:
         buffers[:1] = [head, rest]
     return buffers
+
+
+def leading_error(api_key: int, version: int, response: Sequence[Buffer]) -> int:
+    """The code of a response (no length prefix) whose only one is behind `throttle_time_ms`; of none, 0."""
+    offset = _body_offset(api_key, version) + (4 if version >= THROTTLE_SINCE.get(api_key, 0) else 0)
+    head = b"".join(bytes(buffer[: offset + INT16.size]) for buffer in response[: offset + INT16.size])
+    return int(INT16.unpack_from(head, offset)[0]) if len(head) >= offset + INT16.size else 0
+
+
+def _body_offset(api_key: int, version: int) -> int:
+    # The response header ends with the count of its tagged fields; nobody sends any.
+    return _CORRELATION_BYTES + (version >= FLEXIBLE_SINCE[api_key])
 
 
 _WAIT_BYTES: Final = 4

@@ -259,6 +259,10 @@ class ClientRelay:
                         self._metrics.reroutes += len(answer.refused)
                         request.settle(answer.results, len(answer.results))
                     return
+            if has_body and request.not_ready(chunks):
+                if self._table.postponed(flight):
+                    self._metrics.reroutes += 1
+                return
             if not self._table.answered(flight):
                 return  # answered here already: it came too late
             if frame.close_connection:

@@ -30,6 +30,7 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.frames import RequestHeader, request_header
 from penstock_kafka.wire.groups import group_partition
 from penstock_kafka.wire.primitives import Buffer, Malformed, Reader
+from penstock_kafka.wire.throttle import leading_error
 
 _MOVED: Final = FIND_LEADER | {ErrorCode.REQUEST_TIMED_OUT}
 _GONE: Final = "the coordinator moved or was lost: look for it again"
@@ -182,10 +183,13 @@ class ListCall(CoordinatorCall):
     """A listing: asked of the leaders of all partitions, the answers joined. These leave out what is hidden.
 
     Clients ask every node, and each by its own address; behind a gateway each is answered with
-    the whole list.
+    the whole list. One that is still reading a log of its own (14) is asked again: several clients
+    take what it has read by then for all that there is.
     """
 
     response_field: ClassVar[str]
+    id_field: ClassVar[str]
+    """What tells the listed from one another: a node that took over a log meanwhile lists what another did."""
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish, ())
@@ -204,6 +208,10 @@ class ListCall(CoordinatorCall):
         self._left = len(self.keys)
         return self._flight(range(len(self.keys)), 1, whole=True)
 
+    def not_ready(self, chunks: Sequence[Buffer]) -> bool:
+        api_key, version = self.header.api_key, self.header.api_version
+        return leading_error(api_key, version, chunks) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
     def answered(self, part: Part, chunks: list[Buffer]) -> None:
         if part.whole:
             super().answered(part, chunks)
@@ -220,15 +228,17 @@ class ListCall(CoordinatorCall):
 
     def join(self, results: list[Any]) -> list[Buffer]:
         error = 0
-        found: list[Any] = []
+        found: dict[str, Any] = {}
         answers = [result for result in results if not isinstance(result, ErrorCode)]
         if len(answers) < len(results):
             error = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         for answer in answers:
             error = error or int(answer.error_code)
-            found += getattr(answer, self.response_field) or ()
+            found |= {
+                getattr(each, self.id_field): each for each in getattr(answer, self.response_field) or ()
+            }
         schema = codec.response_type(self.header.api_key, self.header.api_version)
-        fields = {self.response_field: tuple(found), **self.beside(answers)}
+        fields = {self.response_field: tuple(found.values()), **self.beside(answers)}
         return [codec.encode_response(self.header, codec.build(schema, error_code=error, **fields))]
 
     def beside(self, answers: Sequence[Any]) -> dict[str, Any]:

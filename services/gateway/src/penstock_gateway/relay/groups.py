@@ -116,6 +116,7 @@ class ListGroupsCall(ListCall):
     """ListGroups."""
 
     response_field = "groups"
+    id_field = "group_id"
 
 
 GROUP_OPERATIONS: Final[dict[int, Operation]] = {

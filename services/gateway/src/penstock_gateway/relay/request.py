@@ -263,6 +263,11 @@ class Relayed(ABC, Generic[R]):
         else:
             self.settle([answer.result for answer in self.decode(_whole(chunks))], len(part.indices))
 
+    def not_ready(self, chunks: Sequence[Buffer]) -> bool:
+        """Whether a node's answer says that it cannot tell yet, so that it is asked again and the client not told."""
+        del chunks
+        return False
+
     def settle(self, results: Sequence[R], count: int) -> None:
         """Results for `count` items."""
         self._results.extend(results)

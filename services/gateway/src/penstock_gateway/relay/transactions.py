@@ -153,6 +153,7 @@ class ListTransactionsCall(ListCall):
 
     state_topic = TRANSACTIONS_TOPIC
     response_field = "transaction_states"
+    id_field = "transactional_id"
 
     def beside(self, answers: Sequence[Any]) -> dict[str, Any]:
         unknown = dict.fromkeys(name for answer in answers for name in answer.unknown_state_filters or ())

@@ -178,17 +178,26 @@ class InFlightTable(Generic[P]):
             if self._retry_gate.holds_back(part.partitions[0], part.sequence(0)):
                 self._fail(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 continue
-            partition = self._partition(part.partitions[0])
             part.seq, part.expires_ms = flight.seq, flight.expires_ms
-            part.refused_by = (node_id, partition.leader_epoch) if partition else None
-            part.retry_ms = now + RETRY_MS
-            self._hold(part)
+            self._hold_refused(part, node_id, now)
         refused = {flight.partitions[i] for i in indices}
         behind = {f for f in stream.queue if f.is_ordered and not refused.isdisjoint(f.partitions)}
         if behind:
             self._pull_back(stream, behind)
         self._retry_behind(flight)
         self._retry_held()
+        return True
+
+    def postponed(self, flight: InFlight[P]) -> bool:
+        """The node answered that it cannot say yet: it is asked the same again, for as long as a flight is held.
+
+        False when the answer came too late to matter.
+        """
+        if flight.state is not State.SENT:
+            return False
+        node_id = flight.node_id
+        self._land(flight)
+        self._hold_refused(flight, node_id, self._clock_ms())
         return True
 
     def tick(self) -> bool:
@@ -372,6 +381,13 @@ class InFlightTable(Generic[P]):
         flight.until_ms = flight.expires_ms
         self._held[flight] = None
         self._lines.hold(flight)
+
+    def _hold_refused(self, flight: InFlight[P], node_id: NodeId, now: int) -> None:
+        """What that node would not take is tried there again after a pause, and at another leader at once."""
+        partition = self._partition(flight.partitions[0])
+        flight.refused_by = (node_id, partition.leader_epoch) if partition else None
+        flight.retry_ms = now + RETRY_MS
+        self._hold(flight)
 
     def _release(self, flight: InFlight[P]) -> None:
         """Take a held flight out of its lines."""

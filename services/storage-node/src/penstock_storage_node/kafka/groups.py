@@ -572,7 +572,8 @@ class GroupHandler:
             for view in shard.list_groups(states, kinds)
             if may_all or see(caller, Operation.DESCRIBE, ResourceType.GROUP, view.group_id)
         ]
-        error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._host.loading_count else ErrorCode.NONE
+        # Of one whose log is not even open yet, nothing is listed either.
+        error = ErrorCode.NONE if self._host.is_whole else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         return [codec.respond(header, error_code=error, groups=tuple(groups))]
 
     def _describe(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
