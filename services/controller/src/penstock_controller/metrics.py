@@ -82,12 +82,19 @@ class ControllerMetrics:
             word = "disk" if reason.startswith("disk") else "silent"
         self.sessions_lost.labels(kind, word).inc()
 
-    def image(self, image: MetadataImage, watchers_count: int) -> None:
-        self.version.set(image.version)
-        self.nodes.set(len(image.nodes))
-        self.nodes_fenced.set(sum(n.fenced for n in image.nodes.values()))
-        self.gateways.set(len(image.gateways))
-        self.watchers.set(watchers_count)
+    def follow(
+        self,
+        image: Callable[[], MetadataImage],
+        watchers_count: Callable[[], int],
+        waiting_count: Callable[[], int],
+    ) -> None:
+        """What a scrape is told of them is as they are then."""
+        self.version.set_function(lambda: image().version)
+        self.nodes.set_function(lambda: len(image().nodes))
+        self.nodes_fenced.set_function(lambda: sum(n.fenced for n in image().nodes.values()))
+        self.gateways.set_function(lambda: len(image().gateways))
+        self.watchers.set_function(watchers_count)
+        self.command_queue.set_function(waiting_count)
 
 
 class _Parts(Collector):

@@ -14,7 +14,7 @@ from penstock_controller.active.raft_metrics import RaftMetrics
 from penstock_controller.directory import DataDirectory
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
-from penstock_controller.quorum.events import QuorumEvent
+from penstock_controller.quorum.events import APPEND_PERIOD_S, QuorumEvent
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.pysyncobj_pins import WrongLibrary
 from penstock_controller.quorum.quorum import QuorumPorts
@@ -44,6 +44,8 @@ from penstock_runtime.settings import parse_address, parse_member
 _GRPC_GRACE_S = 0.2
 _HISTORY_S = 0.5
 _SILENCE_SPREAD = 1.6
+_APPENDS_IN_SILENCE = 4
+"""So many of a leader's appends have to be missed at least, whatever raft_silence_ms is."""
 _REAL = ControllerPorts()
 
 
@@ -203,6 +205,7 @@ def quorum_config(settings: ControllerSettings, directory: DataDirectory) -> Quo
         directory=settings.data_dir,
         directory_id=directory.directory_id,
         cluster_id=directory.cluster_id,
+        append_period_s=min(APPEND_PERIOD_S, silence_s / _APPENDS_IN_SILENCE),
         silence_min_s=silence_s,
         silence_max_s=silence_s * _SILENCE_SPREAD,
         leader_fallback_s=silence_s * 1.2,

@@ -49,6 +49,8 @@ R = TypeVar("R")
 PROBE_TIMEOUT_MS = 500
 PROBE_AGAIN_MS = 200
 SUSPECT_MS_MIN = 500
+REST_TICKS = 5
+"""So many ticks are one while another controller is the active one."""
 LAST_MS = 2_000
 """Of the time that a node waits to be let go: kept for its leadership to move."""
 LEADER_SILENCE_MS = 3_000
@@ -120,6 +122,8 @@ class Controller:
         self._harmed: dict[NodeId, tuple[int, frozenset[NodeId], list[str]]] = {}
         self._in_hand: set[tuple[str, NodeId | str, int]] = set()
         self.active_ended = asyncio.Event()
+        self._due = asyncio.Event()
+        """A tick is due."""
         self.operations = Operations(
             lifecycle,
             ports.clocks,
@@ -140,7 +144,8 @@ class Controller:
         self.newcomers.connect(worker)
         self.observer.connect(worker)
         self.recovery.connect(worker)
-        self.watchers = MetadataStreams(quorum.leader_contact, self._ports.keepalive_s)
+        self.watchers = watchers = MetadataStreams(quorum.leader_contact, self._ports.keepalive_s)
+        self._metrics.follow(lambda: self.image, lambda: watchers.count, lambda: worker.waiting_count)
 
     @property
     def active(self) -> bool:
@@ -173,10 +178,13 @@ class Controller:
                 self._ports.freeze()
 
     def _take_image(self, image: MetadataImage) -> None:
-        if image.cluster_id and not self.image.cluster_id:
+        is_first = bool(image.cluster_id and not self.image.cluster_id)
+        if is_first:
             self._on_cluster_id(image.cluster_id)
         self.image = self.worker.image = image
         self.on_image(image)
+        if is_first:
+            self._judge_ready()
 
     def _on_status(self, status: QuorumStatus) -> None:
         old, self.status = self.status, status
@@ -224,6 +232,7 @@ class Controller:
         self.cluster_metrics.begin(self.image)
         self.observer.begin()
         self.worker.set_active(True)
+        self._due.set()
         if not self.image.cluster_id:
             self.spawn(self._found_cluster(), "found cluster")
 
@@ -485,12 +494,20 @@ class Controller:
     async def run(self) -> None:
         """Tick for ever."""
         while True:
-            await asyncio.sleep(self._ports.tick_ms / 1000)
+            await self._tick_due()
             if self.active:
                 self._tick(self.clock_ms())
             self._judge_ready()
-            self._metrics.image(self.image, self.watchers.count)
-            self._metrics.command_queue.set(self.worker.waiting_count)
+
+    async def _tick_due(self) -> None:
+        """Until the next tick; seldom where another controller is the active one, whose silence is to be noticed."""
+        ticks = 1 if self.active else REST_TICKS
+        self._due.clear()
+        timer = asyncio.get_running_loop().call_later(ticks * self._ports.tick_ms / 1000, self._due.set)
+        try:
+            await self._due.wait()
+        finally:
+            timer.cancel()
 
     def _tick(self, now_ms: int) -> None:
         for lost in self.sessions.tick(self.image, now_ms):

@@ -15,9 +15,10 @@ from penstock_storage_node.replica.strays import StrayJanitor
 from penstock_storage_node.settings import StorageNodeSettings
 
 TICK_MS = 100
-"""How often waits expire."""
+"""How often waits expire; where none was seen, a new one may expire as late as the ISR is looked at."""
 ISR_TICKS = 5
 """The ISR of each partition is looked at every that many ticks."""
+SECOND_TICKS = 10
 
 TRIM_AFTER_BYTES = 32 * 1024 * 1024
 """Traffic after which free memory is given back at the next checkpoint."""
@@ -42,6 +43,7 @@ class BackgroundJobs:
         self._tick_ms = tick_ms
         self._trimmed_at_bytes = 0
         self._tick_count = 0
+        self._may_rest = False
         self._probing: asyncio.Task[None] | None = None
         self.strays = StrayJanitor(
             directory,
@@ -63,24 +65,30 @@ class BackgroundJobs:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._tick_ms / 1000)
-            self.tick()
+            ticks = ISR_TICKS if self._may_rest else 1
+            await asyncio.sleep(ticks * self._tick_ms / 1000)
+            self.tick(ticks)
 
-    def tick(self) -> None:
-        """Every `tick_ms`."""
+    def tick(self, ticks: int = 1) -> None:
+        """Every `tick_ms`, or once for ISR_TICKS of them: a node at rest wakes seldom."""
         manager = self._manager
         now_ms = manager.clock_ms()
-        self._tick_count += 1
+        last_second = self._tick_count // SECOND_TICKS
+        self._tick_count += ticks
         turn = self._tick_count % ISR_TICKS
+        nobody_waits = True
         for index, partition in enumerate(manager.registry.leading):
             leadership = partition.replica.leadership
             if leadership is None:
                 continue
-            if index % ISR_TICKS == turn:
+            if ticks == ISR_TICKS or index % ISR_TICKS == turn:
                 leadership.tick(now_ms)
             elif leadership.waiting_count:
                 leadership.expire(now_ms)
-        if self._tick_count % 10 == 0:
+                nobody_waits = False
+        # Many partitions are looked at in parts: all at once would hold up the loop.
+        self._may_rest = nobody_waits and len(manager.registry.leading) <= SLICE
+        if self._tick_count // SECOND_TICKS != last_second:
             for partition in manager.registry.partitions.values():
                 if partition.log.state is LogState.FULL:
                     partition.kick()
