@@ -86,7 +86,7 @@ def script(fs: SimulatedFileSystem, story: Story) -> None:
         if number % 2:
             flush(log, story)
     flush(log, story)
-    directory.write_checkpoints([(log, log.flushed_offset)])
+    directory.offsets.write([(log, log.flushed_offset)])
     for _ in range(5):
         add(log, story, make_batch(2, value_bytes=60), epoch=3)
     # In the middle of a batch, some segments back, some of it not written.
@@ -95,7 +95,7 @@ def script(fs: SimulatedFileSystem, story: Story) -> None:
     for number in range(8):
         add(log, story, make_batch(2, value_bytes=40 + number), epoch=5)
         flush(log, story)
-    directory.write_checkpoints([(log, log.flushed_offset)])
+    directory.offsets.write([(log, log.flushed_offset)])
     # Right at a batch's end, within the active segment.
     truncate(log, story, story.model.batches[-2][0].base_offset)
     add(log, story, make_batch(3), epoch=6)
@@ -107,9 +107,9 @@ def script(fs: SimulatedFileSystem, story: Story) -> None:
     assert work is not None
     story.oldest = log.log_start_offset
     work()
-    directory.write_checkpoints([(log, log.flushed_offset)])
+    directory.offsets.write([(log, log.flushed_offset)])
     log.close(clean=True)
-    directory.write_checkpoints([(log, log.log_end_offset)])
+    directory.offsets.write([(log, log.log_end_offset)])
     directory.close(clean=True)
     _, again = reopen(fs, SMALL)
     add(again, story, make_batch(2), epoch=7)

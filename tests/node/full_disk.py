@@ -82,7 +82,7 @@ async def run(folder: Path) -> None:
         assert state_of(node) is LogState.FULL
         # Checkpoints fail meanwhile, and reading goes on.
         with contextlib.suppress(OSError):
-            await node.pool.run(lambda: node.directory.write_checkpoints([(node.partition.log, 0)]))
+            await node.pool.run(lambda: node.directory.offsets.write([(node.partition.log, 0)]))
         assert (await node.fetch(0)).error == ErrorCode.NONE
         assert not node.manager.health.failed
         ballast.unlink()

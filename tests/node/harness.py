@@ -213,7 +213,7 @@ class MiniNode:
             await partition.exclusive(lambda p=partition: p.log.close(clean))  # type: ignore[misc]
         if clean:
             rows = [(p.log, p.replica.high_watermark) for p in partitions]
-            await self.pool.run(lambda: self.directory.write_checkpoints(rows))
+            await self.pool.run(lambda: self.directory.offsets.write(rows))
         await self.pool.run(lambda: self.directory.close(clean=clean))
         self.pool.stop()
 

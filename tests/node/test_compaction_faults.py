@@ -144,7 +144,7 @@ async def test_a_run_that_a_cut_or_a_deletion_overtakes_leaves_no_row(
     await compaction.run_once()
     await compaction.end_worker()
     assert (compaction.run_count, compaction.failure_count) == (0, 1)
-    assert node.directory.cleaned_until(log) == 0
+    assert node.directory.offsets.cleaned_until(log) == 0
 
 
 def test_the_worker_names_a_disk_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

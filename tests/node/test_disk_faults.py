@@ -282,7 +282,7 @@ async def test_a_new_partition_waits_for_space(cluster: MiniCluster) -> None:
 async def test_a_topic_can_be_deleted_on_a_full_disk(cluster: MiniCluster) -> None:
     leader = cluster.nodes[1]
     await leader.produce(b"x")
-    await leader.pool.run(lambda: leader.directory.write_checkpoints([(leader.partition.log, 1)]))
+    await leader.pool.run(lambda: leader.directory.offsets.write([(leader.partition.log, 1)]))
     directory = leader.partition.log.directory
     disk_of(cluster, 1).write_error = disk_of(cluster, 1).create_error = errno.ENOSPC
     cluster.change(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=TOPIC_ID)))
@@ -311,7 +311,7 @@ async def test_a_truncation_waits_for_space(cluster: MiniCluster) -> None:
     log = follower.partition.log
     await eventually(lambda: log.flushed_offset == 4)
     # The recovery point is on disk, so that it has to be lowered first.
-    await follower.pool.run(lambda: follower.directory.write_checkpoints([(log, 3)]))
+    await follower.pool.run(lambda: follower.directory.offsets.write([(log, 3)]))
     disk_of(cluster, 3).write_error = disk_of(cluster, 3).create_error = errno.ENOSPC
     cluster.elect(1, [1, 2])
     assert (await cluster.nodes[1].produce(b"kept", acks=1)).error == 0

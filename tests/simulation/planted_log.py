@@ -18,9 +18,9 @@ from penstock_storage_node.log.compaction.offset_map import OffsetMap
 from penstock_storage_node.log.compaction.record_filter import filter_batch
 from penstock_storage_node.log.compaction.rewrite import Cleaner
 from penstock_storage_node.log.compaction.swap import complete_swaps
-from penstock_storage_node.log.directory import LogDirectory
 from penstock_storage_node.log.fs import unlink_if_exists
 from penstock_storage_node.log.log import PartitionLog
+from penstock_storage_node.log.offset_files import OffsetFiles
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.leadership import Leadership
 from simulation.settings import Settings
@@ -186,7 +186,7 @@ def _retention_by_first_record() -> list[Patch]:
 
 
 def _log_start_not_saved() -> list[Patch]:
-    return [(LogDirectory, "write_log_start", lambda *_: None)]
+    return [(OffsetFiles, "write_log_start", lambda *_: None)]
 
 
 def _deletion_answered_early() -> list[Patch]:

@@ -38,7 +38,7 @@ def checkpointed(seed: int, settings: TopicConfig = SMALL) -> tuple[SimulatedFil
         add(log, model, make_batch(1 + number % 3), epoch=number // 10)
         run_job(log)
     assert log.segment_count >= 3
-    directory.write_checkpoints([(log, log.log_end_offset)])
+    directory.offsets.write([(log, log.log_end_offset)])
     return fs, model
 
 
@@ -114,7 +114,7 @@ def test_the_start_after_damage_was_seen_cuts_there_and_says_what_is_lacking() -
             directory, log = reopen(flipped(fs, position, rng.randrange(8)), SMALL)
             if was_clean:
                 log.close(clean=True)
-                directory.write_checkpoints([(log, log.log_end_offset)])
+                directory.offsets.write([(log, log.log_end_offset)])
                 directory.close(clean=True)
                 directory, log = reopen(log._fs.crash(keep_names=lambda count: count), SMALL)  # type: ignore[attr-defined]
             if not read_all_that_is_right(log, model, 700):
@@ -169,8 +169,8 @@ def test_gaps_of_a_compacted_log_are_no_damage() -> None:
             log._data.end += 5
         add(log, model, batch)
         run_job(log)
-    directory.write_checkpoints([(log, log.log_end_offset)])
-    directory.mark_compacted("t", 0)
+    directory.offsets.write([(log, log.log_end_offset)])
+    directory.offsets.mark_compacted("t", 0)
     disk = fs.crash(keep_names=lambda count: count)
     _, again = reopen(disk, SMALL)
     model.check(again)

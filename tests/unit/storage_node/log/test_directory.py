@@ -109,7 +109,7 @@ def test_a_topic_made_anew_does_not_meet_old_data() -> None:
     for _ in range(9):
         append(log, make_batch())
     run_job(log)
-    directory.write_checkpoints([(log, 9)])
+    directory.offsets.write([(log, 9)])
     log.close(clean=False)
     fresh = directory.create_log("t", 0, OTHER_ID, SETTINGS)
     assert (fresh.log_end_offset, fresh.topic_id) == (0, OTHER_ID)
@@ -132,7 +132,7 @@ def test_deletion_frees_the_name_at_once_and_survives_a_crash() -> None:
     log = directory.create_log("t", 0, TOPIC_ID, SETTINGS)
     append(log, make_batch())
     run_job(log)
-    directory.write_checkpoints([(log, 1)])
+    directory.offsets.write([(log, 1)])
     remove = directory.delete_log(log)
     assert not fs.exists("/data/t-0")
     (left,) = [name for name in fs.list_directory("/data") if name.endswith("-delete")]
@@ -229,10 +229,10 @@ def test_checkpoints_merge_and_survive() -> None:
             append(log, make_batch())
         run_job(log)
     logs[2].raise_log_start(1)
-    directory.write_checkpoints([(log, log.log_end_offset - 1) for log in logs])
+    directory.offsets.write([(log, log.log_end_offset - 1) for log in logs])
     append(logs[0], make_batch())
     run_job(logs[0])
-    directory.write_checkpoints([(logs[0], 99)])
+    directory.offsets.write([(logs[0], 99)])
     disk = fs.crash(keep_synced, keep_names=lambda count: 0)
     again = open_directory(disk)
     rows = [
@@ -253,7 +253,7 @@ def test_damaged_checkpoints_mean_a_longer_scan_only() -> None:
     for _ in range(9):
         append(log, make_batch())
     run_job(log)
-    directory.write_checkpoints([(log, 9)])
+    directory.offsets.write([(log, 9)])
     disk = fs.crash()
     disk.pwritev(disk.create("/data/recovery-point-offset-checkpoint"), [b"0\n7\nt 0"], 0)
     again = open_directory(disk)
@@ -269,7 +269,7 @@ def test_damage_shows_at_every_start_until_the_controllers_know() -> None:
     append(log, make_batch(10))
     append(log, make_batch(10))
     run_job(log)
-    directory.write_checkpoints([(log, 0)])
+    directory.offsets.write([(log, 0)])
     fd = fs.open(f"{log.directory}/00000000000000000000.log")
     fs.ftruncate(fd, 100)
     fs.fdatasync(fd)

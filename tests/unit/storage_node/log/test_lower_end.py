@@ -119,7 +119,7 @@ def test_a_log_start_makes_no_recovery_point() -> None:
     log.raise_log_start(6)
     assert (log.flushed_offset, log.log_start_offset) == (5, 6)
     assert log.checkpoint() == 5
-    directory.write_checkpoints([(log, 0)])
+    directory.offsets.write([(log, 0)])
     _, again = reopen(fs.crash(keep_synced))
     assert (again.log_end_offset, again.flush_point) == (5, 5)
 
@@ -130,7 +130,7 @@ def deleted_before() -> tuple[SimulatedFileSystem, LogDirectory, PartitionLog]:
     directory, log = new_log(fs, SMALL)
     fill(log, 60)
     log.raise_log_start(2 * second_segment(log))
-    directory.write_log_start(log)
+    directory.offsets.write_log_start(log)
     return fs, directory, log
 
 
@@ -138,7 +138,7 @@ def test_deleted_records_stay_deleted_though_files_outlast_a_checkpoint() -> Non
     fs, directory, log = deleted_before()
     start = log.log_start_offset
     assert log.delete_old_segments(60, NOW_MS) is not None  # the process ends before it runs
-    directory.write_checkpoints([(log, 60)])
+    directory.offsets.write([(log, 60)])
     _, again = reopen(fs.crash(keep_all), SMALL)
     assert again.log_start_offset == start > 0
     # The files go now.
@@ -160,7 +160,7 @@ def test_a_removal_that_failed_is_tried_again() -> None:
         work()
     fs.fail_on = lambda call, path: None
     assert log_files(fs) == before
-    directory.write_checkpoints([(log, 60)])
+    directory.offsets.write([(log, 60)])
     let_go(log, 60, NOW_MS)
     assert len(log_files(fs)) == log.segment_count == len(before) - 2
     assert log.delete_old_segments(60, NOW_MS) is None
@@ -191,7 +191,7 @@ def test_a_log_that_begins_anew_below_its_start_hides_nothing_after_a_crash() ->
     directory, log = new_log(fs, SMALL)
     fill(log, 100)
     log.raise_log_start(90)
-    directory.write_log_start(log)
+    directory.offsets.write_log_start(log)
     log.truncate_to(50)
     for offset in range(50, 110):
         batch = make_batch()
@@ -208,7 +208,7 @@ def test_a_log_that_cannot_note_its_lower_start_is_not_cut() -> None:
     directory, log = new_log(fs, SMALL)
     fill(log, 100)
     log.raise_log_start(90)
-    directory.write_log_start(log)
+    directory.offsets.write_log_start(log)
     fs.fail_on = lambda call, path: OSError(errno.ENOSPC, "full") if "log-start-offset" in path else None
     with pytest.raises(OSError, match="full"):
         log.truncate_to(50)
@@ -226,7 +226,7 @@ def test_a_cut_inside_a_batch_below_the_log_start_leaves_no_end_before_it(offset
         append(log, make_batch(count))
     run_job(log)
     log.raise_log_start(9)
-    directory.write_log_start(log)
+    directory.offsets.write_log_start(log)
     assert log.truncate_to(offset) == 9
     assert (log.log_start_offset, log.log_end_offset) == (9, 9)
     append(log, make_batch(2), epoch=1)
@@ -275,7 +275,7 @@ def test_a_log_opens_on_a_full_disk_though_its_epochs_lag() -> None:
     directory, log = new_log(fs, settings)
     fill(log, 100, per_epoch=10)
     let_go(log, 100, NOW_MS)
-    directory.write_checkpoints([(log, 100)])
+    directory.offsets.write([(log, 100)])
     fs = fs.crash(keep_all)
     fs.space_bytes = 0
     _, log = reopen(fs, settings)
@@ -300,8 +300,8 @@ def test_rows_of_a_deleted_log_are_not_written_for_the_one_that_came_after() -> 
     directory.delete_log(log)()
     other = TopicId(bytes(range(1, 17)))
     new = directory.create_log("t", 0, other, SMALL)
-    directory.write_checkpoints(rows)
-    directory.write_log_start(log)
+    directory.offsets.write(rows)
+    directory.offsets.write_log_start(log)
     append(new, make_batch())
     run_job(new)
     fs = fs.crash(keep_synced)
@@ -315,7 +315,7 @@ def test_checkpoints_after_a_clean_close_are_written() -> None:
     directory, log = new_log(fs, SMALL)
     fill(log, 20)
     log.close(clean=True)
-    directory.write_checkpoints([(log, 20)])
+    directory.offsets.write([(log, 20)])
     directory.close(clean=True)
     (found,) = open_directory(fs.restart()).scan()
     assert (found.checkpointed.recovery_point, found.high_watermark) == (20, 20)
@@ -356,7 +356,7 @@ def test_damage_behind_the_last_index_entry_is_met_after_a_restart_too() -> None
     fill(log, 60)
     base = second_segment(log)
     log.close(clean=True)
-    directory.write_checkpoints([(log, 60)])
+    directory.offsets.write([(log, 60)])
     directory.close(clean=True)
     fs = fs.restart()
     path = f"{log.directory}/{base:020}.log"

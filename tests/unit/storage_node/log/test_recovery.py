@@ -155,7 +155,7 @@ def test_clean_stop_and_start_scan_nothing() -> None:
         )
     epochs = log.epoch_entries()
     log.close(clean=True)
-    directory.write_checkpoints([(log, 48)])
+    directory.offsets.write([(log, 48)])
     directory.close(clean=True)
     assert fs.exists("/data/.kafka_cleanshutdown")
     disk = fs.crash(keep_synced, keep_names=lambda count: 0)
@@ -234,7 +234,7 @@ def test_recovery_starts_at_the_recovery_point() -> None:
         add(log, model, make_batch(1, timestamp_ms=NOW_MS + number))
         if number % 100 == 99:
             run_job(log)
-    directory.write_checkpoints([(log, 4000)])
+    directory.offsets.write([(log, 4000)])
     assert fs.path_size("/data/t-0/00000000000000000000.index") > 0
     # Damage far below the recovery point is not looked at (readers find it by CRC).
     disk = fs.crash()
@@ -256,7 +256,7 @@ def test_flushed_data_that_are_gone_show_in_the_flush_point() -> None:
     for _ in range(40):
         add(log, model, make_batch())
     run_job(log)
-    directory.write_checkpoints([(log, 40)])
+    directory.offsets.write([(log, 40)])
     name = max(name for name in fs.list_directory("/data/t-0") if name.endswith(".log"))
     fs.ftruncate(fs.open(f"/data/t-0/{name}"), 10)
     disk = fs.crash()
@@ -274,7 +274,7 @@ def test_truncation_below_the_recovery_point_lowers_it_first() -> None:
     for _ in range(40):
         add(log, model, make_batch(), epoch=1)
     run_job(log)
-    directory.write_checkpoints([(log, 40)])
+    directory.offsets.write([(log, 40)])
     log.truncate_to(20)
     model.cut(20)
     for _ in range(20):
@@ -331,7 +331,7 @@ def test_the_recovery_point_waits_for_a_closed_segments_indexes() -> None:
         add(log, model, make_batch(timestamp_ms=NOW_MS + 100 - model.end))
     assert log.flushed_offset == log.log_end_offset - 1
     assert log.checkpoint() < log.flushed_offset
-    directory.write_checkpoints([(log, 0)])
+    directory.offsets.write([(log, 0)])
     _, again = reopen(fs.crash(keep_synced), settings)
     assert again.offset_of_max_timestamp(100) == (1, NOW_MS + 99)
     run_job(log)
@@ -346,7 +346,7 @@ def test_an_offset_index_on_disk_vouches_for_the_time_index() -> None:
     for number in range(1200):
         add(log, model, make_batch(timestamp_ms=NOW_MS + (5000 if number == 300 else number)))
     run_job(log)
-    directory.write_checkpoints([(log, 0)])
+    directory.offsets.write([(log, 0)])
 
     def content(path: str, file: SimulatedFile) -> bytes:
         return file.synced if path.endswith(".timeindex") else bytes(file.data)
@@ -369,7 +369,7 @@ def scripted(fs: SimulatedFileSystem, progress: dict[str, int], model: Model, se
         if number % 3 == 2:
             write(log)
         if number == 11:
-            directory.write_checkpoints([(log, log.flushed_offset)])
+            directory.offsets.write([(log, log.flushed_offset)])
     cut = 21
     progress["floor"] = 20
     end = log.truncate_to(cut)
@@ -380,7 +380,7 @@ def scripted(fs: SimulatedFileSystem, progress: dict[str, int], model: Model, se
             write(log)
     log.close(clean=True)
     progress["floor"] = model.end
-    directory.write_checkpoints([(log, model.end)])
+    directory.offsets.write([(log, model.end)])
     directory.close(clean=True)
     _, again = reopen(fs, settings)
     add(again, model, make_batch(3), epoch=8)
@@ -423,7 +423,7 @@ def test_a_crash_while_old_segments_are_removed(seed: int) -> None:
     for number in range(80):
         add(log, model, make_batch(1, producer=(4, 0, number)), epoch=number // 10)
     run_job(log)
-    directory.write_checkpoints([(log, 80)])
+    directory.offsets.write([(log, 80)])
     work = log.delete_old_segments(80, NOW_MS)
     assert work is not None
     fs.crash_countdown = rng.randrange(200)

@@ -100,7 +100,7 @@ def test_it_comes_back_whole_after_a_crash_too() -> None:
     assert read_all_batches(back) == batches
     assert back.last_batch_epoch == 3
     append(back, make_batch(2), epoch=1_003)
-    assert directory.is_marked_compacted(back), "it may have gaps"
+    assert directory.offsets.is_marked_compacted(back), "it may have gaps"
 
 
 def test_of_several_the_one_that_has_most_comes_back() -> None:
@@ -121,7 +121,7 @@ def test_a_parked_log_stays_where_it_is_and_keeps_what_was_noted_of_it() -> None
     assert (found.topic, found.partition, found.topic_id) == ("t.x-y", 2, TOPIC_ID)
     assert found.high_watermark == log.log_end_offset
     assert read_all_batches(again) == batches and not again.recovered_from_unclean
-    directory.write_checkpoints([(log, 5)])  # rows that were put together before
+    directory.offsets.write([(log, 5)])  # rows that were put together before
     again.close(clean=True)
     directory.close(clean=True)
     restarted = open_directory(fs)

@@ -83,7 +83,7 @@ def test_a_retired_slot_is_emptied_but_for_what_nobody_may_know_of() -> None:
     (directory,) = make(fs, 1)
     for topic, topic_id in (("known", TOPIC_ID), ("unknown", OTHER_ID)):
         directory.create_log(topic, 0, topic_id, SMALL).close(clean=True)
-    directory.write_checkpoints([])
+    directory.offsets.write([])
     directory.mark_retired(77)
     assert directory.drop_logs(lambda topic_id: topic_id == TOPIC_ID) == (1, 1)
     directory.close(clean=False)

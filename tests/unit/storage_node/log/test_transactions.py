@@ -241,7 +241,7 @@ def test_any_history_through_stops_and_cuts(seed: int) -> None:
             t.cut(t.log.log_end_offset)
             mark = min(mark, t.log.log_end_offset)
         elif choice < 0.8:
-            directory.write_checkpoints([(t.log, mark)])
+            directory.offsets.write([(t.log, mark)])
         elif choice < 0.9:
             while run_job(t.log):
                 pass
@@ -249,7 +249,7 @@ def test_any_history_through_stops_and_cuts(seed: int) -> None:
             t.cut(end)
         else:
             t.log.close(clean=True)
-            directory.write_checkpoints([(t.log, mark)])
+            directory.offsets.write([(t.log, mark)])
             directory.close(clean=True)
             directory, t.log = reopen(fs, SMALL)
             t.follow_log()
@@ -344,7 +344,7 @@ def test_an_index_that_cannot_be_right_is_made_anew(damage: str, is_clean: bool)
         run_job(t.log)
     t.log.close(clean=is_clean)
     if is_clean:
-        directory.write_checkpoints([(t.log, t.log.log_end_offset)])
+        directory.offsets.write([(t.log, t.log.log_end_offset)])
         directory.close(clean=True)
     else:
         fs = stopped(fs)

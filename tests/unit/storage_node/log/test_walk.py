@@ -91,7 +91,7 @@ class Walk:
         elif choice < 0.85:
             self.truncate()
         elif choice < 0.90:
-            self.directory.write_checkpoints([(self.log, self.log.flushed_offset)])
+            self.directory.offsets.write([(self.log, self.log.flushed_offset)])
         elif choice < 0.94:
             self.epoch += 1
             self.log.start_epoch(self.epoch)
@@ -171,7 +171,7 @@ class Walk:
 
     def clean_restart(self) -> None:
         self.log.close(clean=True)
-        self.directory.write_checkpoints([(self.log, self.log.log_end_offset)])
+        self.directory.offsets.write([(self.log, self.log.log_end_offset)])
         self.directory.close(clean=True)
         disk = self.fs.crash(keep_synced, keep_names=lambda count: 0)
         disk.cold_chance, disk.short_write_chance = self.fs.cold_chance, self.fs.short_write_chance

@@ -3,12 +3,13 @@
 `aborted_index`    the aborted transactions of a segment
 `checkpoints`      the small files: checkpoints, partition.metadata, meta.properties
 `compaction`       rewriting closed segments: what, by whom, and how files change places
-`directory`        a data directory: identity, lock, checkpoints, the partitions in it
+`directory`        a data directory: identity, lock, the partitions in it
 `epochs`           which leader epoch starts at which offset
 `fs`               every system call, so that tests can record and break them
 `index`            offset index and time index
 `jobs`             what runs in the disk pool: write, flush and read jobs
 `log`              one partition's log: the face of the four parts that follow
+`offset_files`     the files with an offset a partition: recovery points, high watermarks, log starts, what was cleaned
 `ports`            what a log asks of its surroundings, what they keep of it
 `producer_replay`  producers and aborted transactions as the batches tell them
 `producer_state`   idempotence and transactions: the last batches of every producer, snapshots

@@ -3,18 +3,14 @@
   .lock                    held while a process uses the directory
   meta.properties          node id, cluster id, directory id (16 random bytes, made once)
   .kafka_cleanshutdown     there only between a clean stop and the next start
-  *-checkpoint             offsets by partition, see `checkpoints`
+  *-checkpoint             offsets by partition, see `offset_files`
   <topic>-<partition>/     one log each, with the topic's id in partition.metadata
   *.<uuid>-delete          deleted, to be removed
   *.<ms>.<uuid>-stray      set aside: other topic id, or unreadable; see `strays`
   retired                  its node was removed: it never holds a role again; see `slots`
 
-All methods block: they belong in the disk pool. `open_log`, `create_log`, `delete_log` and
-`write_checkpoints` may run beside one another in several threads.
-
-A recovery point on disk must never lie above data that a crash could lose. So it is
-lowered (durably) before a truncation cuts below it, and dropped before a directory is
-made anew under an old name.
+All methods block: they belong in the disk pool. `open_log`, `create_log` and `delete_log` may run beside one another in
+several threads, and what `offsets` does.
 
 What an unclean stop may have cost, the controllers must hear, who would else let this node
 lead what it lost. The disk shows it (no clean-shutdown file, a log that ends below its
@@ -28,7 +24,7 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,12 +43,11 @@ from penstock_storage_node.log.fs import (
 )
 from penstock_storage_node.log.jobs import FULL_ERRORS
 from penstock_storage_node.log.log import PartitionLog
+from penstock_storage_node.log.offset_files import OffsetFiles, PartitionKey
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
-from penstock_storage_node.log.state import LogIdentity, LogState
+from penstock_storage_node.log.state import LogIdentity
 
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]{0,8})\Z")
-
-PartitionKey = tuple[str, int]
 
 
 class DirectoryLocked(PenstockError):
@@ -97,30 +92,6 @@ class PartitionDirectory:
         return self.checkpointed.high_watermark
 
 
-class _LogCheckpoints:
-    """The `CheckpointPort` of one log of a directory."""
-
-    __slots__ = ("_directory", "_key")
-
-    def __init__(self, directory: LogDirectory, key: PartitionKey) -> None:
-        self._directory = directory
-        self._key = key
-
-    def lower(self, offset: int) -> None:
-        self._directory.lower_recovery_point(self._key, offset)
-
-    def mark_gaps(self) -> None:
-        self._directory.mark_compacted(*self._key)
-
-    @property
-    def cleaned_until(self) -> int:
-        return self._directory._cleaned.get(self._key, 0)
-
-    @property
-    def tombstones_gone_below(self) -> int:
-        return self._directory._tombstones_gone.get(self._key, 0)
-
-
 class LogDirectory:
     """An open data directory. Made by `open` or `claim_slot`."""
 
@@ -142,13 +113,7 @@ class LogDirectory:
         self._root = str(path)
         self._lock_fd = lock_fd
         self._mutex = threading.Lock()
-        self._recovery_points: dict[PartitionKey, int] = {}
-        self._high_watermarks: dict[PartitionKey, int] = {}
-        self._log_starts: dict[PartitionKey, int] = {}
-        self._cleaned: dict[PartitionKey, int] = {}
-        self._tombstones_gone: dict[PartitionKey, int] = {}
-        self._is_cleaned_unsaved = False
-        """These two files have rows that are too high: the disk was full."""
+        self.offsets = OffsetFiles(ports.fs, str(path))
         self._is_reported = False
         self._ends_of_damaged: dict[PartitionKey, int] = {}
 
@@ -245,18 +210,7 @@ class LogDirectory:
         if self.was_clean:
             fs.unlink(marker)
             fs.sync_directory(root)
-        self._recovery_points = self._load_offsets(checkpoints.RECOVERY_POINT_FILE)
-        self._high_watermarks = self._load_offsets(checkpoints.HIGH_WATERMARK_FILE)
-        self._log_starts = self._load_offsets(checkpoints.LOG_START_FILE)
-        self._cleaned = self._load_offsets(checkpoints.CLEANER_FILE)
-        self._tombstones_gone = self._load_offsets(checkpoints.TOMBSTONE_FILE)
-
-    def _load_offsets(self, name: str) -> dict[PartitionKey, int]:
-        """A checkpoint file; a damaged one counts as missing (recovery then scans more)."""
-        try:
-            return checkpoints.decode_offsets(read_file(self._fs, f"{self._root}/{name}"), name)
-        except (FileNotFoundError, PenstockError):
-            return {}
+        self.offsets.load()
 
     def _load_identity(self) -> None:
         path = f"{self._root}/{checkpoints.META_PROPERTIES_FILE}"
@@ -332,7 +286,7 @@ class LogDirectory:
         dropped = kept = 0
         for each in self.scan():
             if is_known(each.topic_id):
-                self._forget((each.topic, each.partition))
+                self.offsets.forget((each.topic, each.partition))
                 self.leftovers.append(self._rename_away(str(each.path), "delete"))
                 dropped += 1
             else:
@@ -349,16 +303,7 @@ class LogDirectory:
         for each in self.scan():
             self.set_aside(each, "left by a removed node")
         self.remove_leftovers()
-        for name in checkpoints.OFFSET_FILES:
-            unlink_if_exists(self._fs, f"{self._root}/{name}")
-        for rows in (
-            self._recovery_points,
-            self._high_watermarks,
-            self._log_starts,
-            self._cleaned,
-            self._tombstones_gone,
-        ):
-            rows.clear()
+        self.offsets.remove()
         self.cluster_id, self.node_id = b"", -1
         self.directory_id = self.ports.new_uuid().bytes
         self.is_new, self.was_clean = True, False
@@ -409,17 +354,11 @@ class LogDirectory:
             else:
                 self._rename_away(path, "stray")
             return None
-        checkpointed = Checkpointed(
-            recovery_point=self._recovery_points.get(key),
-            log_start_offset=self._log_starts.get(key),
-            high_watermark=self._high_watermarks.get(key, 0),
-            may_have_gaps=key in self._cleaned,
-            is_clean=self.was_clean,
-        )
+        checkpointed = self.offsets.of(key, is_clean=self.was_clean)
         return PartitionDirectory(LogIdentity(topic, partition, topic_id), Path(path), checkpointed)
 
     def _ports(self, key: PartitionKey) -> LogPorts:
-        return LogPorts(self._fs, self.ports.clock_ms, _LogCheckpoints(self, key))
+        return LogPorts(self._fs, self.ports.clock_ms, self.offsets.port(key))
 
     def open_log(self, found: PartitionDirectory, settings: TopicConfig) -> PartitionLog:
         """Open a partition that `scan` found. Raises PenstockError(KAFKA_STORAGE_ERROR)."""
@@ -432,40 +371,14 @@ class LogDirectory:
             raise PenstockError(
                 ErrorCode.KAFKA_STORAGE_ERROR, f"log {found.path} can't be opened: {error}"
             ) from error
-        self._cap_cleaned(key, log.log_end_offset)
+        self.offsets.cap_cleaned(key, log.log_end_offset)
         if log.log_end_offset < log.flush_point:
             if self._is_reported:
-                self.lower_recovery_point(key, log.log_end_offset)
+                self.offsets.lower(key, log.log_end_offset)
             else:
                 with self._mutex:
                     self._ends_of_damaged[key] = log.log_end_offset
         return log
-
-    def _cap_cleaned(self, key: PartitionKey, end_offset: int) -> None:
-        """What recovery has cut off a log is not clean any more when it has grown again."""
-        with self._mutex:
-            self._cap_row(checkpoints.CLEANER_FILE, self._cleaned, key, end_offset)
-            self._cap_row(checkpoints.TOMBSTONE_FILE, self._tombstones_gone, key, end_offset)
-
-    def cap_tombstones_gone(self, log: PartitionLog) -> None:
-        """A log was cut: of what comes in place of that no tombstone is gone (pool)."""
-        with self._mutex:
-            key = (log.topic, log.partition)
-            self._cap_row(checkpoints.TOMBSTONE_FILE, self._tombstones_gone, key, log.log_end_offset)
-
-    def _cap_row(self, name: str, offsets: dict[PartitionKey, int], key: PartitionKey, most: int) -> None:
-        """Lower a row; later on a full disk, for the log can't grow before there is space. The mutex is held."""
-        if offsets.get(key, 0) <= most:
-            return
-        offsets[key] = most
-        try:
-            self._save_offsets(name, offsets)
-        except OSError as error:
-            if error.errno not in FULL_ERRORS:
-                raise PenstockError(
-                    ErrorCode.KAFKA_STORAGE_ERROR, f"{self._root}/{name} can't be written: {error}"
-                ) from error
-            self._is_cleaned_unsaved = True
 
     @property
     def has_unreported(self) -> bool:
@@ -477,7 +390,7 @@ class LogDirectory:
         """The controllers know how the last process left this directory, and what it lacks."""
         self._is_reported = True
         for key, end in self._ends_of_damaged.items():
-            self.lower_recovery_point(key, end)
+            self.offsets.lower(key, end)
         self._ends_of_damaged.clear()
 
     def create_log(
@@ -493,9 +406,9 @@ class LogDirectory:
                 return self.open_log(old, settings)
             if old is not None:
                 self.set_aside(old, "another topic id")
-        self._forget(key)
+        self.offsets.forget(key)
         if settings.is_compacted:
-            self.mark_compacted(topic, partition)
+            self.offsets.mark_compacted(topic, partition)
         fs.make_directory(path)
         hit("log.directory.after_make")
         metadata = checkpoints.encode_partition_metadata(topic_id)
@@ -511,7 +424,7 @@ class LogDirectory:
         `reason` is for the caller's log line.
         """
         del reason
-        self._forget((found.topic, found.partition))
+        self.offsets.forget((found.topic, found.partition))
         return Path(self._rename_away(str(found.path), "stray"))
 
     def park(self, log: PartitionLog, high_watermark: int) -> tuple[PartitionDirectory, PartitionLog]:
@@ -520,9 +433,8 @@ class LogDirectory:
         No job of the log may be out. Raises OSError and PenstockError; then the directory is as it was.
         """
         log.close(clean=True)
-        self.write_checkpoints([(log, high_watermark)])
-        with self._mutex:
-            log.is_deleted = True  # what its successor notes counts
+        self.offsets.write([(log, high_watermark)])
+        self.offsets.let_go(log)  # what its successor notes counts
         found = self._read_partition(log.topic, log.partition, str(log.directory))
         if found is None:
             raise PenstockError(
@@ -548,7 +460,7 @@ class LogDirectory:
             return False
         best = max(ours, key=lambda each: (each.last_epoch, each.end_offset))
         # It may have been compacted: what was noted of that is gone since it was set aside.
-        self.mark_compacted(topic, partition)
+        self.offsets.mark_compacted(topic, partition)
         self._fs.rename(f"{self._root}/{best.directory}", path)
         self._fs.sync_directory(self._root)
         return True
@@ -559,10 +471,9 @@ class LogDirectory:
         The function returned removes the files. No job of the log may be out.
         """
         log.close(clean=False)
-        with self._mutex:
-            log.is_deleted = True
+        self.offsets.let_go(log)
         try:
-            self._forget((log.topic, log.partition))
+            self.offsets.forget((log.topic, log.partition))
         except OSError as error:
             if error.errno not in FULL_ERRORS:
                 raise
@@ -580,139 +491,10 @@ class LogDirectory:
         self._fs.sync_directory(self._root)
         return target
 
-    # ------------------------------------------------------------------ checkpoints
-
     @property
     def fs(self) -> FileSystem:
         """The disk that the directory is on."""
         return self._fs
-
-    def cleaned_until(self, log: PartitionLog) -> int:
-        """Where the compacted part of a log ends, 0 when it never was (never blocks)."""
-        return self._cleaned.get((log.topic, log.partition), 0)
-
-    def is_marked_compacted(self, log: PartitionLog) -> bool:
-        """Whether recovery will know that a log may have gaps (never blocks)."""
-        return (log.topic, log.partition) in self._cleaned
-
-    def mark_compacted(self, topic: str, partition: int) -> None:
-        """Note, durably, that a log may have gaps from now on: at its next start nobody else can tell.
-
-        A row of the cleaner's checkpoint says it, be its offset 0.
-        """
-        with self._mutex:
-            if (topic, partition) not in self._cleaned:
-                self._cleaned[topic, partition] = 0
-                self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
-
-    def set_cleaned(self, log: PartitionLog, offset: int, cut_count: int | None = None) -> bool:
-        """Note, durably, that a log is compacted up to `offset`.
-
-        False: it was closed, or cut since its `cut_count` was this, so that nothing is known of it.
-        """
-        with self._mutex:
-            # A cut raises the count before it lowers the row, a deletion closes the log before it drops it.
-            if log.state is LogState.CLOSED or cut_count not in (None, log.cut_count):
-                return False
-            self._cleaned[log.topic, log.partition] = offset
-            self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
-        return True
-
-    def note_tombstones_gone(self, log: PartitionLog, offset: int, cut_count: int | None = None) -> bool:
-        """Note, durably, that tombstones below `offset` may be missing in a log; what they were for is.
-
-        It never falls by this. False: as with `set_cleaned`. Raises OSError; then it is as it was.
-        """
-        key = (log.topic, log.partition)
-        with self._mutex:
-            if log.state is LogState.CLOSED or log.is_deleted or cut_count not in (None, log.cut_count):
-                return False
-            if self._tombstones_gone.get(key, 0) < offset:
-                rows = {**self._tombstones_gone, key: offset}
-                self._save_offsets(checkpoints.TOMBSTONE_FILE, rows)
-                self._tombstones_gone = rows  # nobody may rely on it before it is on disk
-        return True
-
-    def write_log_start(self, log: PartitionLog) -> None:
-        """Note a log's start durably now, not with the next round: deleted records stay deleted."""
-        with self._mutex:
-            if log.is_deleted:
-                return
-            self._log_starts[log.topic, log.partition] = log.log_start_offset
-            self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
-
-    def lower_recovery_point(self, key: PartitionKey, offset: int) -> None:
-        """Note, durably, that nothing of a log counts as flushed or compacted from `offset` on.
-
-        Raises OSError; then the rows are as they were.
-        """
-        with self._mutex:
-            self._lower_row(checkpoints.RECOVERY_POINT_FILE, self._recovery_points, key, offset)
-            # What comes in place of the cut part was never compacted: were it counted as clean, deleted
-            # records before it could come back once their tombstones are gone.
-            self._lower_row(checkpoints.CLEANER_FILE, self._cleaned, key, offset)
-            # A log that begins anew below its start: a crash must not hide what comes now.
-            self._lower_row(checkpoints.LOG_START_FILE, self._log_starts, key, offset)
-
-    def _lower_row(self, name: str, offsets: dict[PartitionKey, int], key: PartitionKey, offset: int) -> None:
-        """Durably. The mutex is held."""
-        old = offsets.get(key, 0)
-        if old > offset:
-            offsets[key] = offset
-            try:
-                self._save_offsets(name, offsets)
-            except OSError:
-                offsets[key] = old  # as on disk: the next try must not skip it
-                raise
-
-    def _forget(self, key: PartitionKey) -> None:
-        """Drop a partition's offsets, durably where a new log of that name could be harmed."""
-        with self._mutex:
-            self._lower_row(checkpoints.RECOVERY_POINT_FILE, self._recovery_points, key, 0)
-            for name, offsets in (
-                (checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks),
-                (checkpoints.LOG_START_FILE, self._log_starts),
-                (checkpoints.CLEANER_FILE, self._cleaned),
-                (checkpoints.TOMBSTONE_FILE, self._tombstones_gone),
-            ):
-                old = offsets.pop(key, None)
-                if old or (old is not None and offsets is self._cleaned):  # there, 0 says something too
-                    try:
-                        self._save_offsets(name, offsets)
-                    except OSError:
-                        offsets[key] = old
-                        raise
-            self._recovery_points.pop(key, None)
-
-    def _save_offsets(self, name: str, offsets: dict[PartitionKey, int]) -> None:
-        write_file_atomically(self._fs, f"{self._root}/{name}", checkpoints.encode_offsets(offsets))
-
-    def write_checkpoints(self, logs: Iterable[tuple[PartitionLog, int]]) -> None:
-        """Write recovery points, high watermarks and log starts of (log, high watermark) (each minute or so).
-
-        Partitions that aren't named keep what they had.
-        """
-        hit("log.checkpoint.before_write")
-        with self._mutex:
-            for log, high_watermark in logs:
-                if log.is_deleted:
-                    continue  # since the rows were put together: they may be another log's by now
-                key = (log.topic, log.partition)
-                self._recovery_points[key] = log.checkpoint()
-                self._high_watermarks[key] = min(high_watermark, log.log_end_offset)
-                if log.log_start_offset > 0:
-                    # Wherever the first segment begins: files that were let go may be there yet.
-                    self._log_starts[key] = log.log_start_offset
-                else:
-                    self._log_starts.pop(key, None)
-            if self._is_cleaned_unsaved:
-                self._save_offsets(checkpoints.CLEANER_FILE, self._cleaned)
-                self._save_offsets(checkpoints.TOMBSTONE_FILE, self._tombstones_gone)
-                self._is_cleaned_unsaved = False
-            self._save_offsets(checkpoints.RECOVERY_POINT_FILE, self._recovery_points)
-            hit("log.checkpoint.between_files")
-            self._save_offsets(checkpoints.HIGH_WATERMARK_FILE, self._high_watermarks)
-            self._save_offsets(checkpoints.LOG_START_FILE, self._log_starts)
 
     def close(self, *, clean: bool) -> None:
         """Free the lock. `clean`: all logs were closed cleanly and checkpointed; the next start trusts them."""

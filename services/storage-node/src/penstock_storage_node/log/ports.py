@@ -28,7 +28,7 @@ class CheckpointPort(Protocol):
 
     @property
     def tombstones_gone_below(self) -> int:
-        """See `LogDirectory.note_tombstones_gone`; 0 when none are (never blocks)."""
+        """See `OffsetFiles.note_tombstones_gone`; 0 when none are (never blocks)."""
 
 
 class NotCheckpointed:

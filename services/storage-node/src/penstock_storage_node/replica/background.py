@@ -127,7 +127,7 @@ class BackgroundJobs:
             for p in partitions.values()
             if p.log.log_start_offset > p.saved_log_start_offset
         ]
-        await manager.pool.run(lambda: self._directory.write_checkpoints(rows))
+        await manager.pool.run(lambda: self._directory.offsets.write(rows))
         for partition, offset in risen:
             partition.saved_log_start_offset = min(offset, partition.log.log_start_offset)
             if partition.replica.following is not None:

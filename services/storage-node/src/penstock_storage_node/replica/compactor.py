@@ -268,7 +268,7 @@ class Compactor:
             return None  # as most logs of many small ones: nothing to ask the pool for
         if partition.closed or partition.busy or log.state is not LogState.OK:
             return None
-        done, cut_count = self._directory.cleaned_until(log), log.cut_count
+        done, cut_count = self._directory.offsets.cleaned_until(log), log.cut_count
         stable, now_ms = log.last_stable_offset(partition.replica.high_watermark), self._wall_ms()
         plan: CleaningPlan | None
         try:
@@ -279,7 +279,7 @@ class Compactor:
 
     async def _compact(self, partition: Partition, plan: CleaningPlan) -> None:
         log, started_s = partition.log, self._clock_s()
-        await self._manager.pool.run(lambda: self._directory.mark_compacted(log.topic, log.partition))
+        await self._manager.pool.run(lambda: self._directory.offsets.mark_compacted(log.topic, log.partition))
         request = log.cleaning_request(plan, self._wall_ms(), self._settings.compaction_map_bytes)
         if self._worker is None:
             self._worker = self._start_worker()
@@ -298,7 +298,7 @@ class Compactor:
         stats = answer["done"]
         cleaned_until = stats["cleaned_until"]
         if not await self._manager.pool.run(
-            lambda: self._directory.set_cleaned(log, cleaned_until, plan.cut_count)
+            lambda: self._directory.offsets.set_cleaned(log, cleaned_until, plan.cut_count)
         ):
             raise RunFailed("gone", "the log was cut or closed meanwhile")
         self.run_count += 1
@@ -350,7 +350,7 @@ class Compactor:
         gone_below = group.tombstones_gone_below
         if gone_below > log.tombstones_gone_below:
             # First: from the swap on, replicas that come back may miss them.
-            note = self._directory.note_tombstones_gone
+            note = self._directory.offsets.note_tombstones_gone
             await pool.run(lambda: note(log, gone_below, plan.cut_count))
         if not partition.closed:
             await partition.swap(lambda: log.swap_files(group, sources, plan), apply)

@@ -34,8 +34,10 @@ class LogStarts:
     def mark_compacted(self, partition: Partition) -> None:
         """Let the next start know that this log may come to have gaps."""
         log, directory = partition.log, self._directory
-        if log.settings.is_compacted and not directory.is_marked_compacted(log):
-            self._pool.write(lambda: directory.mark_compacted(log.topic, log.partition), self._on_removed)
+        if log.settings.is_compacted and not directory.offsets.is_marked_compacted(log):
+            self._pool.write(
+                lambda: directory.offsets.mark_compacted(log.topic, log.partition), self._on_removed
+            )
 
     def drop_old_segments(self, partition: Partition) -> asyncio.Future[Any] | None:
         """Let go of whole segments that retention or the log start has passed; what returned is done when

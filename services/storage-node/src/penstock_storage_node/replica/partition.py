@@ -426,7 +426,7 @@ class Partition:
         """Put the log start on disk. Raises OSError."""
         log, ports = self.log, self._ports
         offset = log.log_start_offset
-        await ports.pool.run(lambda: ports.directory.write_log_start(log))
+        await ports.pool.run(lambda: ports.directory.offsets.write_log_start(log))
         self.saved_log_start_offset = max(self.saved_log_start_offset, offset)
 
     async def log_start_change(self) -> None:

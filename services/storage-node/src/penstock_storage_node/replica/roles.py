@@ -153,7 +153,9 @@ class Roles:
             if error is None or (is_full(error) and log.state is not LogState.FAILED):
                 self.followers.reopen(partition, pause=error is not None)
 
-        partition.exclusive(lambda: self._directory.note_tombstones_gone(log, below)).add_done_callback(done)
+        partition.exclusive(
+            lambda: self._directory.offsets.note_tombstones_gone(log, below)
+        ).add_done_callback(done)
         return True
 
     def truncate(self, partition: Partition, cut: Truncation) -> None:
@@ -168,8 +170,8 @@ class Roles:
                 log.truncate_fully_and_start_at(cut.offset)
             else:
                 log.truncate_to(cut.offset)
-            self._directory.cap_tombstones_gone(log)
-            self._directory.note_tombstones_gone(log, cut.tombstones_gone_below)
+            self._directory.offsets.cap_tombstones_gone(log)
+            self._directory.offsets.note_tombstones_gone(log, cut.tombstones_gone_below)
 
         partition.replica.cuts_under_way += 1
 

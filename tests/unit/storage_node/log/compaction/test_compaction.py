@@ -151,7 +151,7 @@ def test_a_batch_without_room_for_a_delete_horizon_stays_as_it_is(monkeypatch: p
         stats = compact(fs, log)
         assert stats is not None and stats.records_out == stats.records_in - (1 if _ == 0 else 0)
         assert [b for b in read_all_batches(log, 1 << 20) if read_header(b).record_count] == before[1:]
-    directory.write_checkpoints([])
+    directory.offsets.write([])
     again = reopen(fs.crash(keep_synced, keep_names=lambda count: 0), settings)[1]
     assert again.log_end_offset == log.log_end_offset
     assert read_all_batches(again, 1 << 20) == read_all_batches(log, 1 << 20)
@@ -338,7 +338,7 @@ def test_any_history_against_a_dict(seed: int) -> None:
         if rng.random() < 0.3:
             if rng.random() < 0.5:
                 log.close(clean=True)
-                directory.write_checkpoints([(log, log.log_end_offset)])
+                directory.offsets.write([(log, log.log_end_offset)])
                 directory.close(clean=True)
                 fs = fs.crash(keep_synced)
             else:
@@ -362,7 +362,7 @@ def crash_at_every_step(seed: int, prepare: str) -> Iterator[tuple[SimulatedFile
         compact_all(disk, log)
         fill(log, rng, expected, 10, keys=4, codecs=(0,))
     if prepare == "checkpointed":
-        directory.write_checkpoints([(log, log.log_end_offset)])
+        directory.offsets.write([(log, log.log_end_offset)])
     step = 0
     while True:
         fs = disk.crash(keep_all)
@@ -466,7 +466,7 @@ def test_delete_records_and_a_crash_at_every_change_of_the_disk() -> None:
     for _ in range(30):
         append(log, batch_of((b"k", bytes(100)), (b"l", bytes(100))))
     run_job(log)
-    directory.write_checkpoints([(log, 60)])
+    directory.offsets.write([(log, 60)])
     stored = read_all_batches(log)
     rng = random.Random(SEED)
     step = 0
@@ -477,7 +477,7 @@ def test_delete_records_and_a_crash_at_every_change_of_the_disk() -> None:
         fs.crash_countdown = step
         try:
             log.raise_log_start(37)
-            directory.write_log_start(log)
+            directory.offsets.write_log_start(log)
             said = True
             remove = log.delete_old_segments(60, NOW_MS)
             assert remove is not None

@@ -144,7 +144,9 @@ def test_no_swap_of_a_plan_that_was_made_during_a_cut() -> None:
     early = plan_of(log)
 
     def meanwhile() -> None:
-        assert not directory.set_cleaned(log, early.end, early.cut_count)  # the cut has lowered it already
+        assert not directory.offsets.set_cleaned(
+            log, early.end, early.cut_count
+        )  # the cut has lowered it already
         plans.append(plan_of(log))
 
     fs.meanwhile = meanwhile
@@ -157,8 +159,8 @@ def test_no_swap_of_a_plan_that_was_made_during_a_cut() -> None:
         assert segment in plan.sources
         assert not log.can_swap([segment], plan)
         assert not log.can_swap(plan.sources[:1], plan)
-        assert not directory.set_cleaned(log, plan.end, plan.cut_count)
-    assert directory.cleaned_until(log) == 0
+        assert not directory.offsets.set_cleaned(log, plan.end, plan.cut_count)
+    assert directory.offsets.cleaned_until(log) == 0
 
 
 def test_a_plan_from_before_the_log_was_emptied_counts_no_more() -> None:
@@ -169,8 +171,8 @@ def test_a_plan_from_before_the_log_was_emptied_counts_no_more() -> None:
     log.truncate_fully_and_start_at(0)
     put(log, 60, b"new", epoch=1)
     assert not log.can_swap(plan.sources[:1], plan)
-    assert not directory.set_cleaned(log, plan.end, plan.cut_count)
-    assert directory.cleaned_until(log) == 0
+    assert not directory.offsets.set_cleaned(log, plan.end, plan.cut_count)
+    assert directory.offsets.cleaned_until(log) == 0
 
 
 def test_sizes_count_too() -> None:
@@ -198,7 +200,7 @@ def cleaned_log() -> tuple[SimulatedFileSystem, LogDirectory, PartitionLog]:
     put(log, 80, b"a")
     plan = plan_of(log)
     compact(fs, log, plan)
-    assert directory.set_cleaned(log, plan.end, plan.cut_count)
+    assert directory.offsets.set_cleaned(log, plan.end, plan.cut_count)
     assert cleaned_rows(fs) == {("t", 0): plan.end}
     return fs, directory, log
 
@@ -208,7 +210,7 @@ def test_a_deleted_logs_row_goes_from_the_disk() -> None:
     directory.delete_log(log)()
     assert cleaned_rows(fs) == {}
     fresh = directory.create_log("t", 0, OTHER_ID, TopicConfig())
-    assert directory.cleaned_until(fresh) == 0 and not directory.is_marked_compacted(fresh)
+    assert directory.offsets.cleaned_until(fresh) == 0 and not directory.offsets.is_marked_compacted(fresh)
 
 
 def test_a_row_of_0_goes_too() -> None:
@@ -222,15 +224,15 @@ def test_a_row_of_0_goes_too() -> None:
 def test_a_row_that_a_cut_has_lowered_is_on_the_disk() -> None:
     fs, directory, log = cleaned_log()
     log.truncate_to(0)
-    assert directory.cleaned_until(log) == 0
+    assert directory.offsets.cleaned_until(log) == 0
     assert cleaned_rows(fs) == {("t", 0): 0}
     directory, log = reopen(fs.restart(), COMPACT)
-    assert directory.cleaned_until(log) == 0
+    assert directory.offsets.cleaned_until(log) == 0
 
 
 def test_nothing_is_cut_when_the_row_cannot_be_lowered() -> None:
     fs, directory, log = cleaned_log()
-    until, end = directory.cleaned_until(log), log.log_end_offset
+    until, end = directory.offsets.cleaned_until(log), log.log_end_offset
 
     def full(call: str, path: str) -> OSError | None:
         is_it = call == "create" and checkpoints.CLEANER_FILE in path
@@ -239,7 +241,7 @@ def test_nothing_is_cut_when_the_row_cannot_be_lowered() -> None:
     fs.fail_on = full
     with pytest.raises(OSError, match="full"):
         log.truncate_to(0)
-    assert (log.log_end_offset, directory.cleaned_until(log)) == (end, until)
+    assert (log.log_end_offset, directory.offsets.cleaned_until(log)) == (end, until)
     fs.fail_on = lambda call, path: None
     assert log.truncate_to(0) == 0
     assert cleaned_rows(fs) == {("t", 0): 0}
@@ -256,10 +258,10 @@ def gone_rows(fs: FileSystem) -> dict[tuple[str, int], int]:
 def test_how_far_tombstones_are_gone_is_durable_and_never_falls_by_itself() -> None:
     fs, directory, log = cleaned_log()
     assert log.tombstones_gone_below == 0
-    assert directory.note_tombstones_gone(log, 30)
-    assert directory.note_tombstones_gone(log, 20)
+    assert directory.offsets.note_tombstones_gone(log, 30)
+    assert directory.offsets.note_tombstones_gone(log, 20)
     assert gone_rows(fs) == {("t", 0): 30}
-    directory.write_checkpoints([(log, log.log_end_offset)])
+    directory.offsets.write([(log, log.log_end_offset)])
     _, log = reopen(fs.restart(), COMPACT)
     assert log.tombstones_gone_below == 30
     assert log.clean_until >= 30
@@ -271,34 +273,34 @@ def test_nobody_relies_on_what_could_not_be_written() -> None:
         OSError(errno.ENOSPC, "full") if checkpoints.TOMBSTONE_FILE in path else None
     )
     with pytest.raises(OSError, match="full"):
-        directory.note_tombstones_gone(log, 30)
+        directory.offsets.note_tombstones_gone(log, 30)
     assert log.tombstones_gone_below == 0
 
 
 def test_of_what_comes_in_place_of_a_cut_no_tombstone_is_gone() -> None:
     fs, directory, log = cleaned_log()
-    directory.note_tombstones_gone(log, 30)
+    directory.offsets.note_tombstones_gone(log, 30)
     log.truncate_to(40)
-    directory.cap_tombstones_gone(log)
+    directory.offsets.cap_tombstones_gone(log)
     assert log.tombstones_gone_below == 30, "it lies below the cut"
     log.truncate_fully_and_start_at(0)
-    directory.cap_tombstones_gone(log)
+    directory.offsets.cap_tombstones_gone(log)
     assert log.tombstones_gone_below == 0
     assert gone_rows(fs) == {("t", 0): 0}
 
 
 def test_a_deleted_log_leaves_nothing_about_tombstones() -> None:
     fs, directory, log = cleaned_log()
-    directory.note_tombstones_gone(log, 30)
+    directory.offsets.note_tombstones_gone(log, 30)
     directory.delete_log(log)()
-    assert not directory.note_tombstones_gone(log, 40)
+    assert not directory.offsets.note_tombstones_gone(log, 40)
     assert gone_rows(fs) == {}
     assert directory.create_log("t", 0, OTHER_ID, COMPACT).tombstones_gone_below == 0
 
 
 def test_a_start_caps_what_is_said_of_tombstones_by_what_is_left_of_the_log() -> None:
     fs, directory, log = cleaned_log()
-    directory.note_tombstones_gone(log, 60)
+    directory.offsets.note_tombstones_gone(log, 60)
     damaged_at_start(fs, directory, log)
     _, log = reopen(fs.restart(), COMPACT)
     assert log.tombstones_gone_below == log.log_end_offset < 60
@@ -311,8 +313,8 @@ def test_a_run_that_ends_after_its_log_was_deleted_says_nothing_of_the_next_one(
     plan = plan_of(log)
     directory.delete_log(log)()
     fresh = directory.create_log("t", 0, OTHER_ID, COMPACT)
-    assert not directory.set_cleaned(log, plan.end, plan.cut_count)
-    assert directory.cleaned_until(fresh) == 0
+    assert not directory.offsets.set_cleaned(log, plan.end, plan.cut_count)
+    assert directory.offsets.cleaned_until(fresh) == 0
     assert cleaned_rows(fs) == {("t", 0): 0}
 
 
@@ -323,12 +325,12 @@ def test_a_run_that_ends_after_a_cut_says_nothing() -> None:
     plan = plan_of(log)
     log.truncate_to(5)
     put(log, 60, b"b", epoch=1)
-    assert not directory.set_cleaned(log, plan.end, plan.cut_count)
-    assert directory.cleaned_until(log) == 0
+    assert not directory.offsets.set_cleaned(log, plan.end, plan.cut_count)
+    assert directory.offsets.cleaned_until(log) == 0
 
 
 def damaged_at_start(fs: SimulatedFileSystem, directory: LogDirectory, log: PartitionLog) -> None:
-    directory.write_checkpoints([(log, log.log_end_offset)])
+    directory.offsets.write([(log, log.log_end_offset)])
     mark_damaged(fs, str(log.directory), 0)
     fd = fs.open(log.segments[0].path)
     fs.pwritev(fd, [b"\xff"], 200)
@@ -340,7 +342,7 @@ def test_a_row_is_no_higher_than_what_the_start_leaves_of_a_damaged_log() -> Non
     damaged_at_start(fs, directory, log)
     fs = fs.restart()
     directory, log = reopen(fs)  # nobody was told yet
-    assert directory.cleaned_until(log) == log.log_end_offset < 80
+    assert directory.offsets.cleaned_until(log) == log.log_end_offset < 80
     assert cleaned_rows(fs) == {("t", 0): log.log_end_offset}
 
 
@@ -358,10 +360,10 @@ def test_on_a_full_disk_it_starts_all_the_same_and_writes_the_row_later() -> Non
     (found,) = directory.scan()
     fs.fail_on = full
     log = directory.open_log(found, COMPACT)
-    assert directory.cleaned_until(log) == log.log_end_offset < before["t", 0]
+    assert directory.offsets.cleaned_until(log) == log.log_end_offset < before["t", 0]
     assert cleaned_rows(fs) == before
     fs.fail_on = lambda call, path: None
-    directory.write_checkpoints([(log, log.log_end_offset)])
+    directory.offsets.write([(log, log.log_end_offset)])
     assert cleaned_rows(fs) == {("t", 0): log.log_end_offset}
 
 
@@ -486,7 +488,7 @@ def test_retention_by_size_needs_no_timestamps() -> None:
     directory, log = new_log(first, settings)
     put(log, 60, b"a")
     log.close(True)
-    directory.write_checkpoints([(log, 60)])
+    directory.offsets.write([(log, 60)])
     directory.close(clean=True)
     fs = BadSector(random.Random(1), root=first.restart()._root)
     _, log = reopen(fs, settings)
