@@ -46,12 +46,11 @@ class NullMetrics:
 
     is_active = _Value()
     commit_s = _Value()
-    command_queue = _Value()
 
     def applied(self, _old: object, _event: object) -> None:
         return None
 
-    def image(self, _image: object, _watchers: int) -> None:
+    def follow(self, _image: object, _watchers: object, _waiting: object) -> None:
         return None
 
     def session_lost(self, _kind: str, _reason: str, *, left: bool) -> None:
