@@ -93,6 +93,27 @@ def check_told(cluster: LocalCluster, done: Any, *words: str) -> str:
     return told
 
 
+def check_found_again(cluster: LocalCluster, node_id: int, found: Path, number: int) -> None:
+    """The old disk is refused by name, keeps all that it has, and takes the id from nobody."""
+    name = f"node-{node_id}"
+    data = cluster.directory / name / "data"
+    held = {path.name for path in found.iterdir()}
+    cluster.kill(name)
+    kept = data.rename(data.with_name("kept"))
+    shutil.move(found, data)
+    told = refused_at_start(cluster, name)
+    lines = [line for line in told.splitlines() if f"data directory {data} was refused" in line]
+    assert len(lines) == 1, told
+    print(lines[0])
+    assert f"was that of node {node_id} until 20" in lines[0]
+    assert f"in its place, which operation {number} has seen filled" in lines[0]
+    assert held <= {path.name for path in data.iterdir()}, "whoever found it may want a look"
+    shutil.rmtree(data)
+    kept.rename(data)
+    start_ready(cluster, name)
+    wait_until_settled(cluster)
+
+
 def test_a_node_comes_back_under_its_id_with_an_empty_disk(cluster: LocalCluster) -> None:
     wait_until_settled(cluster)
     lost = describe(cluster.bootstrap, WRITTEN)[0].leader
@@ -101,8 +122,7 @@ def test_a_node_comes_back_under_its_id_with_an_empty_disk(cluster: LocalCluster
     ends = ends_of(cluster.bootstrap, WRITTEN)
     with Load(cluster.bootstrap, WRITTEN, rate_per_s=RATE_PER_S, acks="all") as load:
         load.wait_for_acks(100)
-        # For good: it must not be what the next test finds again.
-        shutil.rmtree(lose_disk(cluster, f"node-{lost}"))
+        found_again = lose_disk(cluster, f"node-{lost}")
         wait_for(lambda: is_missed(cluster, lost), "others lead", TIMEOUT_S)
         load.wait_for_acks(100)
         shown = penstock(cluster, "node", "replace", str(lost), "--dry-run")
@@ -131,6 +151,7 @@ def test_a_node_comes_back_under_its_id_with_an_empty_disk(cluster: LocalCluster
     wait_until_settled(cluster)
     told = check_told(cluster, done, "without --with")
     assert f"node {lost}" in told
+    check_found_again(cluster, lost, found_again, done["operation_id"])
     check_nothing_lost(load.ledger, read_since(cluster.bootstrap, WRITTEN, ends))
     assert len(read_all(cluster.bootstrap, KEPT)) == RECORDS
 

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from penstock_controller.state import directories
 from penstock_controller.state.generation import Context
 from penstock_controller.state.operations.engine.steps import next_steps
 from penstock_controller.state.operations.reports import Reports
@@ -179,7 +180,7 @@ class OperationChecks:
 
     def _check_not_retired(self, image: MetadataImage, node: pb.NodeRecord) -> None:
         """I8."""
-        retired = image.operations.retired.get(node.directory_id)
+        retired = directories.retired(image, node.directory_id)
         holder = image.nodes.get(NodeId(node.node_id))
         # One command may fence a node and then retire it (seed 11): what counts is what the command leaves.
         if retired is not None and holder is not None and holder.directory_id == node.directory_id:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock_controller.state import directories
 from penstock_core.ids import NodeId
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage, PartitionImage
@@ -349,7 +350,7 @@ class Operator:
     def _is_removed(self, host: Host, nodes: Any) -> bool:
         if NodeId(host.number) in nodes:
             return False
-        return any(r.node_id == host.number for r in self._image().operations.retired.values())
+        return any(r.node_id == host.number for r in directories.all_retired(self._image()))
 
     def _empty(self, host: Host) -> None:
         self._busy.discard(host.number)

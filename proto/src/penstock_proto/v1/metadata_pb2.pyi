@@ -1405,27 +1405,41 @@ Global___NodePolicyRecord: _TypeAlias = NodePolicyRecord  # noqa: Y015
 
 @_typing.final
 class RetiredDirectoryRecord(_message.Message):
-    """A data directory that no node may ever come with again."""
+    """A data directory that was a node's. No node may ever come with it again once an operation has retired it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DIRECTORY_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     OPERATION_ID_FIELD_NUMBER: _builtins.int
+    REPLACED_BY_FIELD_NUMBER: _builtins.int
+    REPLACED_MS_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     directory_id: _builtins.bytes
     """UUID (16 bytes)."""
     node_id: _builtins.int
     operation_id: _builtins.int
+    """Which operation retired it; 0 while none has: the node came with another directory, and may still come with this one."""
+    replaced_by: _builtins.bytes
+    """With which directory the node came instead, and when, in ms since 1970; empty and 0 where the node went with this one.
+    These and what follows came later, with no level of their own: older builds keep them unread, and refuse the directory.
+    """
+    replaced_ms: _builtins.int
+    forgotten: _builtins.bool
+    """True takes the record away."""
     def __init__(
         self,
         *,
         directory_id: _builtins.bytes = ...,
         node_id: _builtins.int = ...,
         operation_id: _builtins.int = ...,
+        replaced_by: _builtins.bytes = ...,
+        replaced_ms: _builtins.int = ...,
+        forgotten: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_id", b"directory_id", "node_id", b"node_id", "operation_id", b"operation_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory_id", b"directory_id", "forgotten", b"forgotten", "node_id", b"node_id", "operation_id", b"operation_id", "replaced_by", b"replaced_by", "replaced_ms", b"replaced_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

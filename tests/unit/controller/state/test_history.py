@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_controller.state import configs, elections, gateways, nodes, topics
+from penstock_controller.state import configs, directories, elections, gateways, nodes, topics
 from penstock_controller.state.causes import CAUSES_PER_COMMAND_MAX, DETAIL_LENGTH_MAX, bounded, cause, of_isr
+from penstock_controller.state.generation import Generated
 from penstock_controller.state.history.memory import EventMemory
 from penstock_core.history.changes import PartitionChange
 from penstock_core.ids import NodeId
@@ -79,6 +80,9 @@ def test_a_new_directory_and_a_new_node_are_named(cluster: ToldCluster) -> None:
     cluster.fence(2)
     (*_, event) = cluster.register(2, directory_id=b"n" * 16)
     assert event.cause.detail == "with a new directory"
+    # The old one is told of when it is refused for good.
+    made = cluster.do(Generated(True, directories.replaced(cluster.image, [NodeId(2)], 77)))
+    assert told(made) == [("node", "node 2", "a directory that it had before was retired")]
     (event,) = cluster.register(9)
     assert event.cause.detail == "new"
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 import pytest
 
 from penstock_controller.state import cluster as cluster_state
-from penstock_controller.state import elections, gateways, isr, nodes, topics
+from penstock_controller.state import directories, elections, gateways, isr, nodes, topics
 from penstock_controller.state.generation import Context, Generated, NextCommand
 from penstock_controller.state.partitions import Rules, change_partition
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, LeaderEpoch, NodeId, TopicId
 from penstock_core.metadata import MetadataImage, PartitionImage
+from penstock_core.metadata.levels import level_of
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -30,11 +31,12 @@ class Cluster:
         self.image = MetadataImage()
         self.rng = random.Random(seed)
         self.alive: set[NodeId] = set()
+        self.now_ms = 0
         self.do(cluster_state.found_cluster(self.context, level))
 
     @property
     def context(self) -> Context:
-        return Context(self.image, self.rng, alive=lambda n: n in self.alive)
+        return Context(self.image, self.rng, alive=lambda n: n in self.alive, now_ms=self.now_ms)
 
     def do(self, generated: Generated[object]) -> object:
         if records := generated.all_records():
@@ -45,6 +47,8 @@ class Cluster:
         request = api.RegisterNodeRequest(
             node_id=node_id, directory_id=uuid.UUID(int=max(node_id, 1) + 1000).bytes, clean_shutdown=True
         )
+        if (level := level_of(self.image)) > 1:
+            request.process.feature_level = level
         for key, value in fields.items():
             if key == "damaged":
                 request.damaged.extend(value)  # type: ignore[arg-type]
@@ -742,3 +746,112 @@ def test_a_retired_directory_never_comes_back_and_its_id_is_not_given_again(clus
     granted = cluster.register(-1, directory_id=b"n" * 16)
     assert granted.node_id == 4
     assert not cluster.register(2, directory_id=b"m" * 16).error.code, "who asks for it by name may have it"
+
+
+# --- directories that were replaced -----------------------------------------------------------
+
+
+OLD, NEW, OTHER = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+def replaced_node(ms: int = 0) -> Cluster:
+    """Node 2 had OLD, is down, and has come back with NEW."""
+    cluster = Cluster(level=3)
+    cluster.up(1, 3)
+    cluster.register(2, directory_id=OLD)
+    cluster.unfence(2)
+    cluster.fence(2)
+    cluster.now_ms = ms
+    assert not cluster.register(2, directory_id=NEW).error.code
+    return cluster
+
+
+def replace_in_place(cluster: Cluster, operation_id: int = 77) -> None:
+    cluster.do(Generated(True, directories.replaced(cluster.image, [NodeId(2)], operation_id)))
+
+
+def test_a_directory_that_was_replaced_may_come_back_until_an_operation_retires_it() -> None:
+    """The new one may be the wrong volume, and the old one all that there is."""
+    cluster = replaced_node()
+    cluster.fence(2)
+    assert not cluster.register(2, directory_id=OLD).error.code
+    assert [r.directory_id for r in directories.former(cluster.image, NodeId(2))] == [NEW]
+    # What the node has now is never retired, though it had it before.
+    replace_in_place(cluster)
+    assert directories.retired(cluster.image, OLD) is None
+    assert not cluster.register(2, directory_id=OLD).error.code
+
+
+def test_a_directory_that_was_replaced_for_good_is_refused_by_name() -> None:
+    cluster = replaced_node(ms=1_795_745_045_000)
+    replace_in_place(cluster)
+    for alive in (True, False):
+        cluster.alive = {NodeId(2)} if alive else set()
+        refused = cluster.register(2, directory_id=OLD)
+        assert refused.error.code == ErrorCode.POLICY_VIOLATION, (
+            "not as one that may be let in a little later"
+        )
+        assert refused.error.message == (
+            f"directory {OLD.hex()} was that of node 2 until 2026-11-27 02:04:05 UTC, when the node came with "
+            f"directory {NEW.hex()} in its place, which operation 77 has seen filled; start node 2 with the directory "
+            "that it has now, or empty this one and give it another node_id"
+        )
+        # The process ends and leaves the directory as it is.
+        assert not refused.retired_by_operation
+    assert cluster.image.nodes[NodeId(2)].directory_id == NEW
+    assert cluster.register(-1, directory_id=OLD).error.code, "nor under an id that is free"
+    cluster.alive = set()
+    assert not cluster.register(2, directory_id=NEW).error.code
+    # An empty disk once more: the id goes on, and what was refused stays so.
+    cluster.fence(2)
+    assert not cluster.register(2, directory_id=OTHER).error.code
+    replace_in_place(cluster, 78)
+    assert "operation 77" in cluster.register(2, directory_id=OLD).error.message
+    assert "operation 78" in cluster.register(2, directory_id=NEW).error.message
+
+
+def test_a_directory_that_was_replaced_for_good_never_leads_with_what_it_has() -> None:
+    cluster = replaced_node()
+    cluster.unfence(2)
+    cluster.create("alone", assignments=[[2]])
+    replace_in_place(cluster)
+    cluster.fence(2)
+    assert (cluster.partition("alone").leader, cluster.partition("alone").elr) == (NO_NODE, (2,))
+    assert cluster.register(2, directory_id=OLD).error.code
+    assert cluster.partition("alone").elr == (2,), "what it has counts on"
+    assert not cluster.register(2, directory_id=NEW).error.code
+    cluster.unfence(2)
+    assert (cluster.partition("alone").leader, cluster.partition("alone").recovering) == (2, False)
+
+
+def test_what_was_retired_stays_so_in_a_snapshot_and_when_the_node_is_gone() -> None:
+    cluster = replaced_node()
+    replace_in_place(cluster)
+    gone = pb.NodeRemovedRecord(node_id=2)
+    cluster.fence(2)
+    cluster.do(Generated(True, [pb.MetadataRecord(node_removed=gone)]))
+    snapshot = MetadataImage().apply(list(cluster.image.to_records()), 1)
+    cluster.image = replace(snapshot, version=cluster.image.version)
+    assert cluster.register(2, directory_id=OLD).error.code == ErrorCode.POLICY_VIOLATION
+    assert cluster.register(-1, directory_id=OTHER).node_id == 4, "node 2 is remembered as another one"
+
+
+def test_few_directories_of_a_node_are_remembered() -> None:
+    """A node whose disk is empty at each start."""
+    cluster = replaced_node()
+    for number in range(20):
+        cluster.now_ms += 1_000
+        cluster.fence(2)
+        assert not cluster.register(2, directory_id=bytes([number]) * 16).error.code
+    kept = [r.directory_id[0] for r in directories.former(cluster.image, NodeId(2))]
+    assert kept == [15, 16, 17, 18], "19 is what it has"
+    assert len(cluster.image.operations.retired) == directories.FORMER_MAX
+    assert cluster.register(-1, directory_id=OTHER).node_id == 4
+
+
+def test_below_level_3_nothing_of_directories_is_written() -> None:
+    cluster = Cluster(level=2)
+    cluster.up(1, 2)
+    cluster.fence(2)
+    assert not cluster.register(2, directory_id=NEW).error.code
+    assert not cluster.image.operations.retired

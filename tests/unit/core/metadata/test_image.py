@@ -125,6 +125,11 @@ def operations() -> list[Record]:
         Record(
             retired_directory=pb.RetiredDirectoryRecord(directory_id=b"r" * 16, node_id=9, operation_id=1)
         ),
+        Record(
+            retired_directory=pb.RetiredDirectoryRecord(
+                directory_id=b"s" * 16, node_id=2, replaced_by=b"t" * 16, replaced_ms=1_700_000_000_000
+            )
+        ),
     ]
 
 
@@ -251,6 +256,24 @@ def test_what_was_said_of_a_node_goes_with_it_or_with_an_empty_record() -> None:
     for record in (taken_back, removed):
         assert image.apply([record], 2).operations.policies == {}
     assert image.operations.is_cordoned(NodeId(2))
+
+
+def test_a_directory_that_was_replaced_is_remembered_until_it_is_forgotten() -> None:
+    image = full()
+    assert set(image.operations.retired) == {b"r" * 16, b"s" * 16}
+    gone = metadata_pb2.RetiredDirectoryRecord(directory_id=b"s" * 16, forgotten=True)
+    for _ in range(2):
+        image = image.apply([Record(retired_directory=gone)], image.version + 1)
+        assert set(image.operations.retired) == {b"r" * 16}, "nor is the record itself kept"
+
+
+def test_what_a_newer_build_added_to_a_directory_is_kept_by_one_that_does_not_know_it() -> None:
+    """So its fields need no level: whoever passes over them loses nothing."""
+    newer = metadata_pb2.RetiredDirectoryRecord(directory_id=b"s" * 16, node_id=2).SerializeToString()
+    record = metadata_pb2.RetiredDirectoryRecord.FromString(newer + b"\xf8\x06\x2a")  # field 111: 42
+    image = MetadataImage().apply([Record(retired_directory=record)], 1)
+    (kept,) = image.to_records()
+    assert kept.retired_directory.SerializeToString() == newer + b"\xf8\x06\x2a"
 
 
 def test_snapshot_round_trip() -> None:

@@ -76,7 +76,7 @@ class OperationsImage:
     # Of operations that go on, by their id.
     moves: Mapping[int, Mapping[TopicPartition, OperationMove]] = field(default_factory=dict)
     policies: Mapping[NodeId, NodePolicy] = field(default_factory=dict)
-    # By directory id.
+    # By directory id; those of operation 0 were replaced, and may come back.
     retired: Mapping[bytes, pb.RetiredDirectoryRecord] = field(default_factory=dict)
 
     def is_cordoned(self, node_id: NodeId) -> bool:
@@ -158,10 +158,13 @@ class OperationsBuilder:
             self._own_policies().pop(node_id, None)
 
     def retired_directory(self, r: pb.RetiredDirectoryRecord) -> None:
-        """Refuse a directory for ever."""
+        """Remember a directory that was a node's, or forget it."""
         if self._retired is None:
             self._retired = dict(self._base.retired)
-        self._retired[r.directory_id] = r
+        if r.forgotten:
+            self._retired.pop(r.directory_id, None)
+        else:
+            self._retired[r.directory_id] = r
 
     def _own_operations(self) -> dict[int, pb.OperationRecord]:
         if self._operations is None:

@@ -7,6 +7,7 @@ and the soft state of sessions. No asyncio, gRPC, files or clocks inside.
 `configs`               dynamic settings of topics, nodes, the cluster and groups
 `controllers`           which data directory makes each controller a voter
 `coordinator_topics`    `__consumer_offsets` and `__transaction_state`: what they get when they are made
+`directories`           directories that were nodes', and which of them are refused
 `elections`             leadership that moves though its leader lives
 `features`              feature levels: raised once every process understands them
 `gateways`              gateways; founding the cluster; blocks of producer ids

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-from penstock_controller.state import causes
+from penstock_controller.state import causes, directories
 from penstock_controller.state.features import refusal
 from penstock_controller.state.generation import (
     Context,
@@ -127,7 +127,9 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
         node_id = _grant_id(ctx, request)
     except PenstockError as error:
         refused = api.RegisterNodeResponse(error=make_error(error.code, error.message))
-        if (retired := image.operations.retired.get(request.directory_id)) is not None:
+        retired = directories.retired(image, request.directory_id)
+        # One whose node goes on with another directory is not told to empty itself: who found it may want a look.
+        if retired is not None and not retired.replaced_by:
             refused.retired_by_operation, refused.version = retired.operation_id, image.version
         return Generated(refused)
     if (old_build := refusal(image, request.process)) is not None:
@@ -154,7 +156,8 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
     further = None if old is None else _after_return(image, node_id, _lost_by(image, old, request))
     new_directory = old is not None and old.directory_id != request.directory_id
     why = causes.of_registration(node_id, old is not None, new_directory, request)
-    return Generated(reply, [pb.MetadataRecord(node=node)], further, why)
+    records = [pb.MetadataRecord(node=node), *directories.came_with(ctx, node_id, request.directory_id)]
+    return Generated(reply, records, further, why)
 
 
 def _check_cluster(image: MetadataImage, cluster_id: bytes) -> None:
@@ -170,19 +173,13 @@ def _grant_id(ctx: Context, request: api.RegisterNodeRequest) -> NodeId:
     nodes = ctx.image.nodes
     if len(request.directory_id) != 16:
         raise PenstockError(ErrorCode.INVALID_REQUEST, "directory_id is not 16 bytes")
-    retired = ctx.image.operations.retired.get(request.directory_id)
-    if retired is not None:
-        raise PenstockError(
-            ErrorCode.POLICY_VIOLATION,
-            f"directory {request.directory_id.hex()} was that of node {retired.node_id} and was retired by operation "
-            f"{retired.operation_id}; what it holds is elsewhere: empty it to start a new node with it",
-        )
+    directories.check_not_retired(ctx.image, request.directory_id)
     owner = next((n for n in nodes.values() if n.directory_id == request.directory_id), None)
     if request.node_id == ANY_NODE_ID:
         if owner is not None:
             return owner.node_id
         # What a retired directory had is not given again: whoever remembers node 2 means that one.
-        used = {r.node_id for r in ctx.image.operations.retired.values()} | nodes.keys()
+        used = {r.node_id for r in directories.all_retired(ctx.image)} | nodes.keys()
         wanted = 1
         while wanted in used:
             wanted += 1

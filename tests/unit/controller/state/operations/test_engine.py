@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock_controller.state.nodes import register_node
 from penstock_controller.state.operations.engine.steps import EngineState, next_steps
 from penstock_controller.state.operations.engine.window import Limits
 from penstock_core.ids import NodeId
+from penstock_core.limits import FEATURE_LEVEL
 from penstock_proto.v1 import controller_pb2 as controller
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_proto.v1 import operations_pb2 as api
@@ -360,6 +363,53 @@ def test_a_node_that_is_replaced_in_its_place_is_awaited() -> None:
     cluster.settle(operation)
     assert cluster.operation(operation).state == RUNNING
     assert cluster.finish(operation).state == DONE
+
+
+def come_with(cluster: MovedCluster, node_id: int, directory_id: bytes) -> str:
+    """The node registers with a directory and is up; else the reason."""
+    request = controller.RegisterNodeRequest(node_id=node_id, directory_id=directory_id, clean_shutdown=True)
+    request.process.feature_level = FEATURE_LEVEL
+    made = register_node(cluster.ctx, request)
+    cluster._apply(made.all_records())
+    if not made.reply.error.code:
+        cluster.rise(node_id)
+    return made.reply.error.message
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["begun before it is back", "begun when it is back"])
+def test_what_a_node_had_before_it_was_replaced_in_its_place_is_refused(early: bool) -> None:
+    cluster = MovedCluster(spread(4, 1, 2))
+    old, new = cluster.image.nodes[NodeId(1)].directory_id, b"n" * 16
+    cluster.die(1)
+    if early:
+        operation = cluster.start(cluster.plan("node-replace", {}, node_ids=[1]))
+        cluster.settle(operation)
+        assert not come_with(cluster, 1, new)
+    else:
+        assert not come_with(cluster, 1, new)
+        operation = cluster.start(cluster.plan("node-replace", {}, node_ids=[1]))
+    cluster.settle(operation)
+    assert not cluster.image.operations.retired[old].operation_id, "not before all is there again"
+    assert cluster.finish(operation).state == DONE
+    retired = cluster.image.operations.retired[old]
+    assert (retired.node_id, retired.operation_id, retired.replaced_by) == (1, operation, new)
+    cluster.die(1)
+    assert f"operation {operation}" in come_with(cluster, 1, old)
+    assert not come_with(cluster, 1, new)
+    assert not cluster.finish(cluster.start(cluster.plan("node-replace", {}, node_ids=[1]))).reason
+    assert not come_with(cluster, 1, new)
+
+
+def test_a_replacement_that_is_cancelled_refuses_nothing() -> None:
+    cluster = MovedCluster(spread(4, 1, 2))
+    old = cluster.image.nodes[NodeId(1)].directory_id
+    cluster.die(1)
+    operation = cluster.start(cluster.plan("node-replace", {}, node_ids=[1]))
+    assert not come_with(cluster, 1, b"n" * 16)
+    cluster.control(operation, api.OPERATION_CONTROL_CANCEL)
+    assert cluster.finish(operation).state == CANCELLED
+    cluster.die(1)
+    assert not come_with(cluster, 1, old)
 
 
 def test_preferred_leaders_are_elected_in_batches() -> None:

@@ -243,6 +243,11 @@ def test_a_node_that_comes_back_itself_is_only_watched() -> None:
     assert plan.warnings[1] == (
         "Node 1 fetches 1 replica again; the time is from when it is up with an empty directory."
     )
+    had = meta.RetiredDirectoryRecord(directory_id=b"d" * 16, node_id=1, replaced_by=b"e" * 16)
+    back = image.apply([meta.MetadataRecord(retired_directory=had)], image.version + 1)
+    assert planned(back, ask("node-replace", node_ids=[1])).warnings[0] == (
+        f"Node 1 has another directory than it had ({(b'd' * 16).hex()}), which is refused for good once this is done."
+    )
     # Whatever is nowhere else would be lost.
     plan = planned(image, ask("node-replace", node_ids=[2]))
     assert list(gate(plan, "health").items) == ["b-0 (single copy, on node 2, which is to come back empty)"]

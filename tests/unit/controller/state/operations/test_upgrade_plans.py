@@ -126,6 +126,23 @@ def test_back_from_what_is_not_in_use_forgets_what_was_remembered() -> None:
     require_records(cluster.image, list(cluster.image.to_records()))
 
 
+def test_a_directory_that_was_replaced_holds_the_level_once_it_is_retired() -> None:
+    cluster = old_cluster()
+    start(cluster, wanted())
+    left = meta.RetiredDirectoryRecord(directory_id=b"a" * 16, node_id=1, replaced_by=b"b" * 16)
+    version = cluster.image.version + 1
+    before = cluster.image.apply([meta.MetadataRecord(retired_directory=left)], version)
+    cluster.image = before
+    assert not start(cluster, wanted(2, downgrade=True)).error.code
+    assert not cluster.image.operations.retired, "it is refused by nobody, and nobody need know of it"
+    left.operation_id = 77
+    cluster.image = before.apply([meta.MetadataRecord(retired_directory=left)], version + 1)
+    plan = plan_upgrade(cluster.image, wanted(2, downgrade=True), ALL)
+    assert [list(gate.items) for gate in plan.gates if gate.blocking] == [
+        [f"directory {(b'a' * 16).hex()} of node 1 (retired)"]
+    ]
+
+
 def test_there_is_no_way_back_from_what_is_in_use() -> None:
     cluster = old_cluster()
     start(cluster, wanted())

@@ -160,8 +160,13 @@ class _Step:
             change = f"{record.feature.name} is {record.feature.level}"
             yield self._event("level", "cluster", change)
         elif kind == "retired_directory":
-            retired = record.retired_directory
-            yield self._event("node", f"node {retired.node_id}", "its directory was retired")
+            yield from self._retired(record.retired_directory)
+
+    def _retired(self, record: pb.RetiredDirectoryRecord) -> Iterator[api.ClusterEvent]:
+        # One that was only replaced is told of by the registration that did it.
+        if record.operation_id:
+            which = "a directory that it had before" if record.replaced_by else "its directory"
+            yield self._event("node", f"node {record.node_id}", f"{which} was retired")
 
     def _config(self, record: pb.ConfigRecord) -> None:
         where = record.resource_type, record.resource_name

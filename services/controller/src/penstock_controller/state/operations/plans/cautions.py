@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from penstock_controller.state import directories
 from penstock_controller.state.nodes import is_full
 from penstock_controller.state.operations.plans.requests import Asked, Kind
 from penstock_controller.state.operations.plans.situation import Situation
@@ -56,16 +57,28 @@ def _of_nodes(image: MetadataImage, asked: Asked, now: Situation) -> list[str]:
             found.append(
                 f"The disk of node {node_id} is full: it gets no replicas until there is room again."
             )
-        if asked.kind is Kind.NODE_REPLACE and not asked.leaving and image.nodes[node_id].active:
-            found.append(
-                f"Node {node_id} is up; stop it, and start it again with an empty directory: its replicas are then "
-                "made anew."
-            )
+        if asked.kind is Kind.NODE_REPLACE and not asked.leaving:
+            found += _of_replaced(image, node_id)
     if asked.moves_replicas and asked.replacement is None:
         away = [n for n in sorted(now.pinned) if n not in asked.excluded and not image.nodes[n].active]
         if away:
             found.append(f"{_nodes(away)} not live: replicas there stay as far as they can.")
     return found
+
+
+def _of_replaced(image: MetadataImage, node_id: NodeId) -> list[str]:
+    """Of a node that is replaced in its place: which directories it may not come back with."""
+    had = [r.directory_id.hex() for r in directories.former(image, node_id)]
+    if had:
+        return [
+            f"Node {node_id} has another directory than it had ({', '.join(had)}), which is refused for good once this "
+            "is done."
+        ]
+    if not image.nodes[node_id].active:
+        return []
+    return [
+        f"Node {node_id} is up; stop it, and start it again with an empty directory: its replicas are then made anew."
+    ]
 
 
 def _of_factor(image: MetadataImage, topic: TopicImage, factor: int) -> list[str]:

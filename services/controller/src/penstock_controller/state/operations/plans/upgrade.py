@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from penstock_controller.state import directories
 from penstock_controller.state.features import level_records
 from penstock_controller.state.generation import Context, Generated, config_record
 from penstock_controller.state.operations.engine.kinds import live_operations
@@ -172,7 +173,7 @@ def in_use(image: MetadataImage, level: int) -> Iterator[str]:
         yield f"operation {record.operation_id} ({record.kind})"
     for node_id in sorted(image.operations.policies):
         yield f"node {node_id} (cordoned)"
-    for retired in image.operations.retired.values():
+    for retired in directories.all_retired(image):
         yield f"directory {retired.directory_id.hex()} of node {retired.node_id} (retired)"
     if image.restored_version:
         yield f"metadata restored at version {image.restored_version}"
@@ -187,6 +188,7 @@ def _left_behind(image: MetadataImage, level: int) -> Iterator[meta.MetadataReco
             yield config_record(kind, name, key, image.config(kind, name)[key])
     for operation_id in image.operations.operations:
         yield meta.MetadataRecord(operation_removed=meta.OperationRemovedRecord(operation_id=operation_id))
+    yield from directories.forgotten(image)
 
 
 def _warnings(now: int, level: int) -> list[str]:
