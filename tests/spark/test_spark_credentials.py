@@ -84,7 +84,7 @@ def test_a_batch_by_a_file_and_its_refusals(logged_spark: SparkSession, doors: D
     wrong = client_file(doors, tmp_path, "mallory")
     for refused, says in (
         (file, "chmod 600"),
-        (wrong, "look at credentialsFile"),
+        (wrong, "refused the credentials of User mallory .*; look at credentialsFile"),
         (tmp_path / "none", "No such"),
     ):
         with pytest.raises(Exception, match=says) as caught:

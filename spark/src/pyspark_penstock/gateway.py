@@ -139,12 +139,16 @@ class Access:
 
         Raises GatewayError for credentials that can't be used, and grpc.RpcError when the gateway is not there.
         """
+        account: Account | None = None
         try:
             found = stub(address, self._file)
-            self._shown = account_of(self._file).metadata(found.Authenticate) if self._file else ()
+            account = account_of(self._file) if self._file else None
+            self._shown = () if account is None else account.metadata(found.Authenticate)
         except (ClientFileError, SaslFailure) as error:
             raise GatewayError(f"{address}: credentialsFile {self._file}: {error}") from None
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED and account is not None:
+                raise GatewayError(_refused(address, account, _details(error))) from None
             if error.code() not in RETRIABLE_STATUS:
                 text = (
                     f"{address}: {error.code().name}, {_details(error)}; look at credentialsFile {self._file}"
@@ -171,6 +175,14 @@ class Access:
     def answered(self) -> None:
         """A call went well: the next token that ends is another matter."""
         self._asked_again = False
+
+
+def _refused(address: str, account: Account, why: str) -> str:
+    """What to say of a name or password that a gateway didn't take: another try would hear the same."""
+    return (
+        f"the gateway at {address} refused the credentials of User {account.file.username} ({why}); "
+        f"look at credentialsFile {account.file.path}: name, password and mechanism"
+    )
 
 
 class Claiming(Protocol):
