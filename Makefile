@@ -175,6 +175,10 @@ spark-jobs-test: setup ## jobs that are killed at random end equal to their topi
 spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUNDS=20 SEED=n (java)
 	PENSTOCK_SPARK_SINK=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_killed.py -s
 
+.PHONY: spark-sink-rows
+spark-sink-rows: setup ## a million rows of random keys beside librdkafka's murmur2, every shape and codec read back; ROWS=1000000 SEED=n (java)
+	PENSTOCK_SPARK_SINK_ROWS=$(or $(ROWS),1000000) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_rows.py -s
+
 .PHONY: large
 large: setup ## a hundred thousand partitions: snapshots, controllers that lag, new subscribers, a fenced node: nobody notices
 	PENSTOCK_LARGE_PARTITIONS=100000 $(PYTEST) tests/cluster/test_controller_large.py -s
