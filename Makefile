@@ -175,6 +175,10 @@ spark-jobs-test: setup ## jobs that are killed at random end equal to their topi
 spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUNDS=20 SEED=n (java)
 	PENSTOCK_SPARK_SINK=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_killed.py -s
 
+.PHONY: spark-source-test
+spark-source-test: setup ## exactly-once reading with nodes, gateways and executors killed in mid-read, each way to fetch, ROUNDS=20 SEED=n (java)
+	PENSTOCK_SPARK_SOURCE=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_source_killed.py $(if $(ONLY),-k "$(ONLY)") -s
+
 .PHONY: spark-sink-rows
 spark-sink-rows: setup ## a million rows of random keys beside librdkafka's murmur2, every shape and codec read back; ROWS=1000000 SEED=n (java)
 	PENSTOCK_SPARK_SINK_ROWS=$(or $(ROWS),1000000) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_rows.py -s

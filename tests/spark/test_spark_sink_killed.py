@@ -8,27 +8,24 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyspark
 import pytest
 
 from penstock.cli import transaction_wire
 from penstock.cli.main import run
-from penstock.local import ports
 from penstock_kafka.wire.groups import transaction_partition
 from support.cluster import running_cluster, start_ready
 from support.kafka import busiest_leader, create_topic, describe, produce, read_all, wait_for_full_isr
 from support.spark_sink_faults import DRIVER_POINTS, LOSER_POINTS, TASK_POINTS
-from support.spark_sink_runs import Run, members
+from support.spark_sink_runs import Run
+from support.spark_standalone import standalone_spark
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -286,46 +283,5 @@ def test_a_speculative_copy_wins(
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A standalone Spark cluster of two workers on two addresses."""
-    directory = tmp_path_factory.mktemp("spark")
-    port = ports.choose_base()
-    master = f"spark://127.0.0.1:{port}"
-    words = ["master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
-    with (
-        _daemon(directory, "master", "127.0.0.1", words) as log,
-        _daemon(directory, "worker-2", "127.0.0.2", [*_worker(directory, "127.0.0.2"), master]),
-        _daemon(directory, "worker-3", "127.0.0.3", [*_worker(directory, "127.0.0.3"), master]),
-    ):
-        wait_for(lambda: log().count("Registering worker") >= 2, "two workers of Spark", WAIT_S)
+    with standalone_spark(tmp_path_factory.mktemp("spark")) as master:
         yield master
-
-
-def _worker(directory: Path, host: str) -> list[str]:
-    return [
-        "worker.Worker", "--host", host, "--cores", "2", "--memory", "1g", "--webui-port", "0",
-        "--work-dir", str(directory / host),
-    ]  # fmt: skip
-
-
-@contextmanager
-def _daemon(directory: Path, name: str, host: str, words: list[str]) -> Iterator[Callable[[], str]]:
-    """Its log."""
-    path = directory / f"{name}.txt"
-    with path.open("w") as log:
-        process = subprocess.Popen(
-            [str(Path(pyspark.__file__).parent / "bin/spark-class"), f"org.apache.spark.deploy.{words[0]}", *words[1:]],
-            env={
-                **os.environ,
-                "SPARK_LOCAL_IP": host,
-                "SPARK_DAEMON_MEMORY": "256m",
-                "SPARK_DAEMON_JAVA_OPTS": "-Dspark.master.rest.enabled=false",
-                "PYTHONPATH": str(Path(__file__).parents[1]),
-            },
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield path.read_text
-    finally:
-        for pid in members(process.pid):
-            os.kill(pid, signal.SIGKILL)
-        process.wait(60)
