@@ -224,5 +224,4 @@ def test_every_record_once(
     found = audit(spark, topic=topic, gateway=penstock.gateway)
     assert found["findings"] == []
     assert sum(part["records"] for part in found["partitions"]) == produced
-    began = time.strftime("%H:%M:%S")
-    print(f"{began} {topic}: {rows.total()} of {produced} records, 0 lost, 0 doubled")
+    print(f"{time.strftime('%H:%M:%S')} {topic}: {rows.total()} of {produced} records, 0 lost, 0 doubled")
