@@ -62,7 +62,7 @@ cluster-test: setup ## real processes and real Kafka clients
 spark-test: setup ## real Spark
 	$(PYTEST) tests/spark
 
-spark-parity: setup ## every option beside Spark's Kafka connector on Kafka 4.3.1, streams too (java, mvn)
+spark-parity: setup ## every option beside Spark's Kafka connector on Kafka 4.3.1, streams and writes too (java, mvn)
 	PENSTOCK_SPARK_PARITY=1 $(PYTEST) tests/spark/test_spark_parity.py
 
 compose-test: setup ## images, compose, a killed container; starts Docker Engine when none runs

@@ -1,8 +1,10 @@
 """Runs the cases of the parity table with both sources in one Spark session of its own JVM.
 
 Standard input: one JSON document, `{"jars": [...], "sources": {format: {option: value}}, "cases": [...]}`; a case is
-`{"name", "options", "columns", "stream"}`. Standard output: one line a case and source, `{"name", "format", "rows"}`
-with rows as lists in order, or `{"name", "format", "error"}` with the last line of the exception.
+`{"name", "options", "columns", "stream", "bare", "write"}`: `bare` is one without the options of `sources`, and `write`
+a SELECT whose rows are written. Standard output: one line a case and source, `{"name", "format", "rows"}`
+with rows as lists in order (none of a write; of a stream each ends with the number of its micro-batch), or
+`{"name", "format", "error"}`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import sys
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+
+from support.spark import started
 
 COLUMNS = [
     "hex(key) AS key",
@@ -33,19 +37,35 @@ def rows_of(frame: DataFrame, columns: list[str]) -> list[list[Any]]:
 
 
 def read(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, Any]) -> list[list[Any]]:
-    columns = COLUMNS + case.get("columns", [])
-    options = base | case["options"]
-    if not case.get("stream"):
+    columns = COLUMNS + case["columns"]
+    options = ({} if case["bare"] else base) | case["options"]
+    if case["write"]:
+        # In one task, so that the order of a partition is that of the rows.
+        frame = spark.sql(case["write"]).coalesce(1)
+        frame.write.format(form).mode("append").options(**options).save()
+        return []
+    if not case["stream"]:
         return rows_of(spark.read.format(form).options(**options).load(), columns)
     found: list[list[Any]] = []
 
-    def collect(batch: DataFrame, _: int) -> None:
-        found.extend(rows_of(batch, columns))
+    def collect(batch: DataFrame, number: int) -> None:
+        found.extend([*row, str(number)] for row in rows_of(batch, columns))
 
     frame = spark.readStream.format(form).options(**options).load()
-    query = frame.writeStream.foreachBatch(collect).trigger(availableNow=True).start()
-    query.awaitTermination()
+    writer = frame.writeStream.foreachBatch(collect).trigger(availableNow=True)
+
+    def start() -> Any:
+        found.clear()  # of a query that is started anew
+        return writer.start()
+
+    started(start).awaitTermination()
     return sorted(found, key=lambda row: (row[2], int(row[3]), int(row[4])))
+
+
+def sentence(text: str) -> str:
+    """What Spark shows last of a Python source's exception, in one line; the whole text of a Java one."""
+    lines = [line for line in text.splitlines() if "Error: " in line]
+    return lines[-1] if lines else text[:4000]
 
 
 def main() -> None:
@@ -69,8 +89,7 @@ def main() -> None:
             try:
                 answer["rows"] = read(spark, form, base, case)
             except Exception as error:
-                lines = [line for line in str(error).splitlines() if line.strip()]
-                answer["error"] = lines[-1] if lines else type(error).__name__
+                answer["error"] = sentence(str(error)) or type(error).__name__
             print(json.dumps(answer), flush=True)
     spark.stop()
 
