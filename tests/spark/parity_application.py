@@ -1,10 +1,10 @@
 """Runs the cases of the parity table with both sources in one Spark session of its own JVM.
 
 Standard input: one JSON document, `{"jars": [...], "sources": {format: {option: value}}, "cases": [...]}`; a case is
-`{"name", "options", "columns", "stream", "bare", "write"}`: `bare` is one without the options of `sources`, and `write`
-a SELECT whose rows are written. Standard output: one line a case and source, `{"name", "format", "rows"}`
-with rows as lists in order (none of a write; of a stream each ends with the number of its micro-batch), or
-`{"name", "format", "error"}`.
+`{"name", "options", "columns", "stream", "bare", "write", "reads"}`: `bare` is one without the options of `sources`,
+and `write` a SELECT whose rows are written, in a stream out of `incoming`, which is read by the options `reads`.
+Standard output: one line a case and source, `{"name", "format", "rows"}` with rows as lists in order (none of a
+write; of a stream each ends with the number of its micro-batch), or `{"name", "format", "error"}`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -39,6 +40,8 @@ def rows_of(frame: DataFrame, columns: list[str]) -> list[list[Any]]:
 def read(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, Any]) -> list[list[Any]]:
     columns = COLUMNS + case["columns"]
     options = ({} if case["bare"] else base) | case["options"]
+    if case["write"] and case["stream"]:
+        return write_stream(spark, form, base, case)
     if case["write"]:
         # In one task, so that the order of a partition is that of the rows.
         frame = spark.sql(case["write"]).coalesce(1)
@@ -60,6 +63,17 @@ def read(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, A
 
     started(start).awaitTermination()
     return sorted(found, key=lambda row: (row[2], int(row[3]), int(row[4])))
+
+
+def write_stream(
+    spark: SparkSession, form: str, base: dict[str, str], case: dict[str, Any]
+) -> list[list[Any]]:
+    spark.readStream.format(form).options(**base | case["reads"]).load().createOrReplaceTempView("incoming")
+    with tempfile.TemporaryDirectory() as directory:
+        writer = spark.sql(case["write"]).writeStream.format(form).options(**base | case["options"])
+        writer = writer.option("checkpointLocation", directory).trigger(availableNow=True)
+        started(writer.start).awaitTermination()
+    return []
 
 
 def sentence(text: str) -> str:

@@ -59,6 +59,8 @@ class Case:
     """Without the address of the cluster."""
     write: str = ""
     """A SELECT whose rows are written; compared is what a Kafka client reads then. {topic} is one of its own."""
+    reads: dict[str, str] = field(default_factory=dict)
+    """Options by which a stream that is written is read."""
     write_times: bool = False
     """Timestamps of what was written are compared too."""
 
@@ -224,6 +226,20 @@ WRITES = [
         "write gzip",
         OWN | {"kafka.compression.type": "gzip"},
         write=f"SELECT text AS key, text AS value {NUMBERS}",
+    ),
+    Case(
+        "write a stream",
+        OWN,
+        write="SELECT key, value, partition, headers FROM incoming WHERE topic = 'orders'",
+        stream=True,
+        reads=ORDERS | FIRST | {"includeHeaders": "true"},
+    ),
+    Case(
+        "write a stream by key",
+        {},
+        write="SELECT '{topic}' AS topic, key, key AS value FROM incoming WHERE key IS NOT NULL",
+        stream=True,
+        reads={"assign": '{"orders":[0]}'} | FIRST,
     ),
     Case(
         "write timestamps",
