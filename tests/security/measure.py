@@ -275,12 +275,12 @@ def as_whom(who: str, cluster: LocalCluster, target: Target) -> Target:
 
 
 class _Watch:
-    """Memory of gateway and nodes, fenced nodes and dead processes, every tenth of a second."""
+    """Memory of all processes, fenced nodes and dead processes, every tenth of a second."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         state = cluster.state
         self._cluster = cluster
-        self._pids = {p.name: p.pid or 0 for p in state.processes if p.role != CONTROLLER}
+        self._pids = {p.name: p.pid or 0 for p in state.processes}
         # In plain in a secure cluster too.
         self._controllers = [
             f"http://127.0.0.1:{m.ports['http']}/metrics" for m in state.members if m.role == CONTROLLER
