@@ -6,6 +6,7 @@ import contextlib
 import time
 from dataclasses import replace
 
+from penstock_runtime.grpc_bounds import GrpcBounds
 from security.http2 import Caller, call_headers
 from security.target import CERTIFIED, STRANGER, Entry, Outcome, Target
 
@@ -29,6 +30,8 @@ def run(target: Target) -> Outcome:
     block = call_headers(method, tls)
     streams = STREAMS // 10 if target.small else STREAMS
     entry = replace(target.entry, user="", password="", alpn=("h2",)) if tls else Entry()
+    # One without a right is ended; in a plain cluster an address may have so many.
+    most = 0 if tls else GrpcBounds.calls_per_address_max
     callers: list[Caller] = []
     with contextlib.ExitStack() as open_now:
         for _ in range(CONNECTIONS):
@@ -40,11 +43,13 @@ def run(target: Target) -> Outcome:
                     caller.begin(block, AT_ONCE)
                 caller.look()
             time.sleep(PAUSE_S)
-        began, still = time.monotonic(), 1
-        while still and time.monotonic() - began < (SMALL_WAIT_S if target.small else WAIT_S):
+        began, still = time.monotonic(), most + 1
+        while still > most and time.monotonic() - began < (SMALL_WAIT_S if target.small else WAIT_S):
             time.sleep(0.5)
             for caller in callers:
                 caller.look()
             still = sum(caller.left for caller in callers)
         seconds = time.monotonic() - began
-    return Outcome(not still, f"{still} of {CONNECTIONS * streams} calls still there after {seconds:.0f} s")
+    return Outcome(
+        still <= most, f"{still} of {CONNECTIONS * streams} calls still there after {seconds:.0f} s"
+    )

@@ -6,6 +6,7 @@ import contextlib
 import time
 from dataclasses import replace
 
+from penstock_runtime.grpc_bounds import GrpcBounds
 from security.http2 import Caller
 from security.target import CERTIFIED, STRANGER, Outcome, Target
 
@@ -44,8 +45,7 @@ def run(target: Target) -> Outcome:
             time.sleep(LOOK_S)
         seconds = time.monotonic() - began
         still = sum(caller.is_open for caller in callers)
-    # Bounded by a count or by time: not all of them are there any more.
-    return Outcome(still < len(callers), f"{still} of {len(callers)} held after {seconds:.0f} s")
+    return Outcome(still <= GrpcBounds.strangers_max, f"{still} of {len(callers)} held after {seconds:.0f} s")
 
 
 def _look(callers: list[Caller]) -> None:

@@ -7,6 +7,9 @@
 `door`               what all doors have in common: security, certificate, who a client is
 `door_settings`      settings of the doors beside the Kafka listeners
 `failpoints`         arming failpoints from the environment
+`grpc_bounds`        what a gRPC port lets others take of it
+`grpc_calls`         how many calls are open at a gRPC port, and who has called
+`grpc_connections`   ends connections of a gRPC port beyond its bounds
 `grpc_tools`         gRPC as Penstock uses it: servers, channels, probes
 `http`               a small HTTP server: health, readiness, metrics, and what a role adds
 `http_door`          what an HTTP connection may take before and between its requests

@@ -30,6 +30,9 @@ from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import Plaintext, StartupError, bind_sockets, check_bind, check_free
 from penstock_runtime.audit import audit_of
+from penstock_runtime.grpc_bounds import GrpcBounds
+from penstock_runtime.grpc_calls import OpenCalls
+from penstock_runtime.grpc_connections import GrpcConnections
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.logs import CONSTANT, get_log
 from penstock_runtime.security.both_ways import BothWays
@@ -74,8 +77,8 @@ SERVER_OPTIONS: Options = (
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 5_000),
-    # Far above a gateway's one stream per client connection: one that waits for another would never be served.
-    ("grpc.max_concurrent_streams", 65_536),
+    # Streams that stay open are calls; a channel whose connection ended so makes a new one with its next call.
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 TLS_CHANNEL_OPTIONS: Options = (("grpc.client_idle_timeout_ms", 60_000),)
 """A channel without calls disconnects: so one of an older certificate is known to be done."""
@@ -94,11 +97,12 @@ async def serve(
     tls: TlsFiles | None = None,
     door: ListenerTlsFiles | None = None,
     interceptors: Sequence[Any] = (),
+    bounds: GrpcBounds | None = None,
 ) -> tuple[grpc.aio.Server, Endpoint]:
     """Start a server on `bind` (port 0: a free one) and say where it listens.
 
     With `tls` only roles of this cluster may call, each what `security.methods` allows it. `door` is the TLS of a port
-    for clients, and `interceptors` see their calls first.
+    for clients, and `interceptors` see their calls first. `bounds` are what others may take of the port.
 
     Raises StartupError, naming the setting, when the port is taken or would be open in plaintext to
     other machines without `allow_insecure_bind`. Stop it with `await server.stop(grace_s)`.
@@ -115,7 +119,14 @@ async def serve(
         domain = tls.current.identity.trust_domain
         guard = RoleGuard(domain, refused=tls.refused, takes_plaintext=tls.takes_plaintext, audit=audit)
         guards = (guard, *interceptors)
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
+    bounds = bounds or GrpcBounds()
+    calls = OpenCalls(bounds)
+    options = (
+        *SERVER_OPTIONS,
+        ("grpc.max_concurrent_streams", bounds.streams_max),
+        ("grpc.max_allowed_incoming_connections", bounds.accepted_max),
+    )
+    server = grpc.aio.server(options=options, interceptors=(*guards, calls))
     add_services(server)
     if tls is not None and tls.takes_plaintext:
         return await _serve_both(server, bind, setting, tls, allow_insecure_bind)
@@ -132,9 +143,22 @@ async def serve(
         await server.stop(None)
         raise StartupError(f"{setting} = {bind}: port {address.port} is taken; choose another port")
     await server.start()
+    _bound_connections(server, GrpcConnections(port, bounds, calls))
     if (lifecycle := current_lifecycle()) is not None:
         lifecycle.at_end(lambda: server.stop(None))
     return server, Endpoint("", address.host, port)
+
+
+def _bound_connections(server: grpc.aio.Server, connections: GrpcConnections) -> None:
+    """From now on until the server is stopped: its port may be another's then."""
+    stop_server = server.stop
+
+    async def stop(grace: float | None = None) -> None:
+        await connections.stop()
+        await stop_server(grace)
+
+    server.stop = stop  # type: ignore[method-assign]
+    connections.start()
 
 
 async def _serve_both(

@@ -91,6 +91,7 @@ class Lifecycle:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._at_end: list[Callable[[], Awaitable[None]]] = []
         self._tick: asyncio.TimerHandle | None = None
+        self._at_tick: list[Callable[[], None]] = []
         self._next_tick = 0.0
         self._loop_time: Callable[[], float] = time.monotonic
         self._add_process_metrics()
@@ -286,6 +287,11 @@ class Lifecycle:
             self._tick.cancel()
             self._tick = None
 
+    def at_tick(self, look: Callable[[], None]) -> Callable[[], None]:
+        """Call `look` at every tick, until what is returned is called: no timer of its own wakes for it."""
+        self._at_tick.append(look)
+        return lambda: self._at_tick.remove(look)
+
     def _on_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         self.loop_ticks += 1
@@ -293,6 +299,8 @@ class Lifecycle:
         self._lag_max.add(now, late_s)
         self._loop_metrics.lag.observe(late_s)
         write_folded()
+        for look in tuple(self._at_tick):
+            look()
         self._next_tick = now + LOOP_TICK_MS / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
 

@@ -40,6 +40,7 @@ from pydantic_settings.exceptions import SettingsError as SourceError
 from penstock_core.addresses import Address, parse_address, parse_member
 from penstock_core.racks import check_rack
 from penstock_runtime.addresses import Plaintext, StartupError
+from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.kafka_names import dotted_names, hint
 from penstock_runtime.listener_settings import ListenerSettings
 from penstock_runtime.security.role_tls import RoleTls
@@ -88,6 +89,19 @@ class RoleSettings(BaseSettings):
     )
     grpc_advertised: str = Field(
         default="auto", description="gRPC address told to other roles; auto = the bound one"
+    )
+    grpc_connections_max: int = Field(
+        default=GrpcBounds.connections_max, ge=1, description="most connections of the gRPC port"
+    )
+    grpc_connections_per_address_max: int = Field(
+        default=GrpcBounds.connections_per_address_max,
+        ge=1,
+        description="most of them from one address, not counting roles with a certificate",
+    )
+    grpc_strangers_max: int = Field(
+        default=GrpcBounds.strangers_max,
+        ge=1,
+        description="most of them by which nobody has made a call yet; the oldest make room",
     )
     http_bind: str = Field(default="127.0.0.1:0", description="address of health and metrics; empty for none")
     health_bind: str = Field(
@@ -207,6 +221,16 @@ class RoleSettings(BaseSettings):
         if doubled:
             raise ValueError(f"listeners: two have the name {doubled.pop()}; names are unique")
         return self
+
+    @property
+    def grpc_bounds(self) -> GrpcBounds:
+        """What others may take of the gRPC port."""
+        return GrpcBounds(
+            connections_max=self.grpc_connections_max,
+            connections_per_address_max=self.grpc_connections_per_address_max,
+            strangers_max=self.grpc_strangers_max,
+            calls_max=0,
+        )
 
     @property
     def plaintext(self) -> Plaintext:

@@ -129,6 +129,7 @@ async def _serve(
             lambda s: controller_pb2_grpc.add_ControllerServicer_to_server(service, s),
             allow_insecure_bind=settings.plaintext,
             tls=tls,
+            bounds=settings.grpc_bounds,
         )
         http_endpoint = await http.start()
         lifecycle.log.info(

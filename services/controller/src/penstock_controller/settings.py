@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.settings import RoleSettings, parse_address, parse_member
 
 
@@ -20,6 +22,16 @@ class ControllerSettings(RoleSettings):
     )
 
     controller_id: int = Field(ge=1, le=2**31 - 1, description="id of this controller within raft_peers")
+    grpc_calls_max: int = Field(
+        GrpcBounds.calls_max,
+        ge=1,
+        description="most calls that are open at a time, not counting roles with a certificate",
+    )
+    grpc_calls_per_address_max: int = Field(
+        2_000,
+        ge=1,
+        description="most of them from one address; a node or gateway there has three or four",
+    )
     raft_bind: str = Field("127.0.0.1:0", description="address of the Raft port")
     raft_peers: list[str] = Field(
         description="Raft addresses of all controllers, this one included: ID@host:port"
@@ -59,6 +71,15 @@ class ControllerSettings(RoleSettings):
         None,
         description="file of `penstock user bootstrap` with the users that a new cluster begins with",
     )
+
+    @property
+    def grpc_bounds(self) -> GrpcBounds:
+        """What others may take of the gRPC port."""
+        return replace(
+            super().grpc_bounds,
+            calls_max=self.grpc_calls_max,
+            calls_per_address_max=self.grpc_calls_per_address_max,
+        )
 
     @field_validator("raft_bind")
     @classmethod

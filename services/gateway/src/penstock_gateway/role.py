@@ -331,6 +331,7 @@ class Gateway:
             add_services,
             allow_insecure_bind=self._grpc_door.settings.may_face_others or settings.plaintext,
             door=self._doors.tls_files(GRPC),
+            bounds=settings.grpc_bounds,
             interceptors=[
                 Guard(
                     self._grpc_door,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 from penstock_frontend.settings import KafkaServerSettings
 from penstock_runtime.door_settings import GrpcDoorSettings
+from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.settings import ListenerSettings
 
 
@@ -44,6 +46,12 @@ class GatewaySettings(KafkaServerSettings):
         description="who may come by grpc_bind: security, tls, mechanisms, principal_mapping_rules,"
         " token_lifetime_ms",
     )
+    grpc_calls_max: int = Field(
+        GrpcBounds.calls_max, ge=1, description="most calls that are open at the native API at a time"
+    )
+    grpc_calls_per_address_max: int = Field(
+        GrpcBounds.calls_per_address_max, ge=1, description="most of them from one address"
+    )
     http_bind: str = Field(
         "127.0.0.1:8080", description="address of health, metrics and the REST API; empty for none"
     )
@@ -63,6 +71,15 @@ class GatewaySettings(KafkaServerSettings):
         ge=500,
         description="not ready when the active controller was not heard of for so long, in ms",
     )
+
+    @property
+    def grpc_bounds(self) -> GrpcBounds:
+        """What clients may take of the native API's port."""
+        return replace(
+            super().grpc_bounds,
+            calls_max=self.grpc_calls_max,
+            calls_per_address_max=self.grpc_calls_per_address_max,
+        )
 
     @field_validator("listeners")
     @classmethod

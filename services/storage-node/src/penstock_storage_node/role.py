@@ -529,6 +529,7 @@ class StorageNode:
             ),
             allow_insecure_bind=settings.plaintext,
             tls=self._tls,
+            bounds=settings.grpc_bounds,
         )
         return bound
 

@@ -1,0 +1,210 @@
+"""Which connections of a gRPC port are ended when there are too many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock_runtime.grpc_bounds import GrpcBounds
+from penstock_runtime.grpc_calls import OpenCalls, Peer, PeerKey
+from penstock_runtime.grpc_connections import GrpcConnections
+from penstock_runtime.grpc_tools import serve
+from penstock_runtime.lifecycle import Lifecycle
+from security.http2 import Caller, call_headers
+from support.waiting import eventually
+
+METHOD = "/penstock.v1.Gateway/Produce"
+
+
+class Port:
+    """A port as gRPC has one: connections that somebody else has accepted."""
+
+    def __init__(self, ends: contextlib.ExitStack, bounds: GrpcBounds) -> None:
+        self._ends = ends
+        self._listening = ends.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.number = self._listening.getsockname()[1]
+        self.calls = OpenCalls(bounds)
+        self.connections = GrpcConnections(self.number, bounds, self.calls)
+        self.accepted: dict[PeerKey, socket.socket] = {}
+
+    def dial(self, host: str) -> PeerKey:
+        where = ("127.0.0.1", self.number)
+        own = self._ends.enter_context(socket.create_connection(where, 10, source_address=(host, 0)))
+        key = PeerKey(*own.getsockname())
+        self.accepted[key] = self._ends.enter_context(self._listening.accept()[0])
+        return key
+
+    def called(self, key: PeerKey, *, open_calls: int = 0, last_call: int = 1, is_ours: bool = False) -> None:
+        peer = self.calls.peers[key] = Peer(key)
+        peer.open_calls, peer.last_call, peer.is_ours = open_calls, last_call, is_ours
+
+    async def left(self) -> list[PeerKey]:
+        """Who is here after a look; the others are at their end."""
+        here = {each.key for each in await self.connections.look()}
+        for key, accepted in self.accepted.items():
+            accepted.setblocking(False)
+            if key in here:
+                with pytest.raises(BlockingIOError):
+                    accepted.recv(1)
+            else:
+                assert accepted.recv(1) == b""
+        return [key for key in self.accepted if key in here]
+
+
+@pytest.fixture
+def ends() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+async def test_of_those_who_have_not_called_the_address_with_most_loses_its_oldest(
+    ends: contextlib.ExitStack,
+) -> None:
+    port = Port(ends, GrpcBounds(strangers_max=4))
+    oldest = port.dial("127.0.0.2")
+    assert await port.left() == [oldest]
+    younger = [port.dial("127.0.0.2") for _ in range(3)]
+    assert await port.left() == [oldest, *younger]
+    other = port.dial("127.0.0.3")
+    assert await port.left() == [*younger, other]
+    # Who has called is none of them.
+    port.called(port.dial("127.0.0.2"))
+    assert len(await port.left()) == 5
+
+
+async def test_of_an_address_the_unused_go_first_then_the_newest_and_never_our_own(
+    ends: contextlib.ExitStack,
+) -> None:
+    port = Port(ends, GrpcBounds(connections_per_address_max=3))
+    ours, busy, used, unused = (port.dial("127.0.0.2") for _ in range(4))
+    port.called(ours, is_ours=True, last_call=1)
+    port.called(busy, open_calls=1, last_call=2)
+    port.called(used, last_call=9)
+    port.called(unused, last_call=3)
+    elsewhere = port.dial("127.0.0.3")
+    assert await port.left() == [ours, busy, used, elsewhere]
+    new = port.dial("127.0.0.2")
+    port.called(new, open_calls=1, last_call=20)
+    assert await port.left() == [ours, busy, elsewhere, new]
+    newest = port.dial("127.0.0.2")
+    port.called(newest, open_calls=1, last_call=21)
+    assert await port.left() == [ours, busy, elsewhere, new]
+    more = [port.dial("127.0.0.2") for _ in range(5)]
+    for key in more:
+        port.called(key, is_ours=True)
+    assert await port.left() == [ours, elsewhere, *more]
+
+
+async def test_of_all_the_address_with_most_loses(ends: contextlib.ExitStack) -> None:
+    port = Port(ends, GrpcBounds(connections_max=4))
+    few = [port.dial(f"127.0.0.{n}") for n in (3, 4)]
+    many = [port.dial("127.0.0.2") for _ in range(4)]
+    for n, key in enumerate([*few, *many]):
+        port.called(key, last_call=n)
+    assert await port.left() == [*few, *many[2:]]
+
+
+async def test_another_socket_with_the_number_of_one_that_is_gone_is_left_alone(
+    ends: contextlib.ExitStack,
+) -> None:
+    port, other = Port(ends, GrpcBounds(strangers_max=1)), Port(ends, GrpcBounds())
+    key = port.dial("127.0.0.2")
+    (known,) = await port.connections.look()
+    replaced = port.accepted.pop(key)
+    mine = other.accepted[other.dial("127.0.0.2")]
+    # As when it was closed and its number given away, after the look and before the end.
+    os.dup2(mine.fileno(), replaced.fileno())
+    assert not port.connections.ended
+    assert not port.connections._end(known)
+    port.dial("127.0.0.2")
+    assert len(await port.left()) == 1
+    replaced.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        replaced.recv(1)
+
+
+async def test_peers_that_are_gone_are_forgotten_unless_they_call(ends: contextlib.ExitStack) -> None:
+    port = Port(ends, GrpcBounds())
+    here, gone, came_since = port.dial("127.0.0.2"), PeerKey("127.0.0.9", 1), PeerKey("127.0.0.9", 2)
+    port.calls.calls = 5
+    port.called(here, last_call=3)
+    port.called(gone, last_call=4)
+    port.called(came_since, last_call=5)
+    await port.connections.look()
+    assert set(port.calls.peers) == {here, came_since}
+
+
+async def never(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    async for request in requests:
+        yield request
+
+
+def add(server: grpc.aio.Server) -> None:
+    handlers = {"Produce": grpc.stream_stream_rpc_method_handler(never)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("penstock.v1.Gateway", handlers),))
+
+
+@pytest.mark.parametrize("by_lifecycle", [False, True])
+async def test_connections_to_a_server_that_call_nothing_make_room(by_lifecycle: bool) -> None:
+    lifecycle = Lifecycle("test")
+    if by_lifecycle:
+        lifecycle.make_current()
+        lifecycle.start_ticking()
+    bounds = GrpcBounds(strangers_max=20)
+    server, where = await serve("127.0.0.1:0", add, allow_insecure_bind=True, bounds=bounds)
+    channel: Any = grpc.aio.insecure_channel(where.address)
+    call = channel.stream_stream("/penstock.v1.Gateway/Produce")()
+    await call.write(b"1")
+    assert await call.read() == b"1"
+    with contextlib.ExitStack() as ends:
+
+        def connect() -> list[Caller]:
+            callers = []
+            for _ in range(100):
+                raw = socket.create_connection((where.host, where.port), 30)
+                callers.append(Caller(ends.enter_context(raw)))
+            return callers
+
+        callers = await asyncio.to_thread(connect)
+
+        def held() -> int:
+            for caller in callers:
+                if caller.is_open:
+                    caller.look()
+            return sum(caller.is_open for caller in callers)
+
+        await eventually(lambda: held() <= 20, "idle connections are ended")
+        assert held() > 0
+        await call.write(b"2")
+        assert await call.read() == b"2"
+    await channel.close(None)
+    await server.stop(None)
+    await server.stop(None)  # as by the role and by its lifecycle
+    lifecycle.stop_ticking()
+    await lifecycle.end_all()
+
+
+async def test_a_stream_too_many_of_a_connection_is_refused_by_grpc() -> None:
+    bounds = GrpcBounds(calls_per_address_max=50)
+    server, where = await serve("127.0.0.1:0", add, allow_insecure_bind=True, bounds=bounds)
+    with await asyncio.to_thread(socket.create_connection, (where.host, where.port), 30) as raw:
+        caller = Caller(raw)
+        for _ in range(40):
+            await asyncio.to_thread(caller.begin, call_headers(METHOD), 10)
+            caller.look()
+
+        def left() -> int:
+            caller.look()
+            return caller.left
+
+        await eventually(lambda: left() <= 50, "calls beyond the bound are ended")
+        assert caller.is_open
+    await server.stop(None)
