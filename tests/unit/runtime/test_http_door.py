@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from penstock_core.metadata.image import Endpoint
 from penstock_runtime import http_door
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle
+from support.secure import ListenerFiles
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -99,3 +102,67 @@ async def test_one_connection_too_many_is_closed_and_room_comes_back(monkeypatch
         writer.close()
         for _, each in pairs[1:]:
             each.close()
+
+
+async def opened_by(host: str, where: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(where.host, where.port, local_addr=(host, 0))
+
+
+async def test_an_address_with_every_connection_makes_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_door, "CONNECTIONS_MAX", 4)
+    async with serving() as where:
+        asked_first, silent, asked_last = [await opened_by("127.0.0.66", where) for _ in range(3)]
+        for reader, writer in (asked_first, asked_last):
+            writer.write(GET)
+            assert await status(reader) == b"200"
+        one = await opened_by("127.0.0.67", where)
+        two = await opened_by("127.0.0.68", where)
+        for reader, writer in (one, two):
+            writer.write(GET)
+            assert await status(reader) == b"200"
+        assert await is_closed(silent[0])  # who has not asked goes first
+        three = await opened_by("127.0.0.69", where)
+        three[1].write(GET)
+        assert await status(three[0]) == b"200"
+        assert await is_closed(asked_first[0])
+        # All have one: who has none gets in, who has one gets no second.
+        four = await opened_by("127.0.0.70", where)
+        four[1].write(GET)
+        assert await status(four[0]) == b"200"
+        again = await opened_by("127.0.0.70", where)
+        assert await is_closed(again[0])
+        for _, writer in (asked_first, silent, asked_last, one, two, three, four, again):
+            writer.close()
+
+
+async def test_who_does_not_finish_a_handshake_makes_room_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(http_door, "CONNECTIONS_MAX", 4)
+    made = ListenerFiles(tmp_path)
+    files, client = made.table(), ssl.create_default_context(cafile=str(made.ca))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files["cert"], files["key"])
+    http = HttpServer("127.0.0.1:0", Lifecycle("test"), tls=lambda: server)
+    where = await http.start()
+    try:
+        silent = [await opened_by("127.0.0.66", where) for _ in range(4)]
+        for n in (67, 68, 69):
+            reader, writer = await asyncio.open_connection(
+                where.host,
+                where.port,
+                local_addr=(f"127.0.0.{n}", 0),
+                ssl=client,
+                server_hostname="localhost",
+            )
+            writer.write(GET)
+            assert await status(reader) == b"200"
+            silent.append((reader, writer))
+        for reader, _ in silent[:3]:
+            assert await is_closed(reader)
+        for _, writer in silent:
+            writer.close()
+    finally:
+        await http.stop()

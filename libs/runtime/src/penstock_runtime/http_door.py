@@ -2,6 +2,9 @@
 
 A few connections, a short time for a request to come whole, small headers: our requests are all reads without
 a body, so whatever comes is header until its empty line. In front of aiohttp, which knows none of these bounds.
+
+When all connections are taken, the address with most of them makes room for one with fewer: whatever one address
+does, health and metrics are there for others.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 CONNECTIONS_MAX: Final = 64
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -25,56 +29,122 @@ _TOO_LARGE: Final = (
 )
 
 
+class Place(Protocol):
+    """One of the connections that there are."""
+
+    host: str
+    """Whose it is."""
+    asked_s: float
+    """When the last whole request came by it; 0: none did."""
+
+    def end(self) -> None:
+        """Close it."""
+
+
 class HttpDoor:
     """Makes the protocols of one server's connections, and counts them."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
         self.make = make
-        self.open: set[BoundedHttp] = set()
+        self.places: dict[Place, None] = {}
+        """The oldest first."""
 
     def __call__(self) -> BoundedHttp:
         """A protocol for the next connection."""
         return BoundedHttp(self)
 
+    def takes(self, place: Place) -> bool:
+        """Count one more, where there is room for it or can be made."""
+        if len(self.places) >= CONNECTIONS_MAX and not self._make_room(place.host):
+            return False
+        self.places[place] = None
+        return True
+
+    def _make_room(self, host: str) -> bool:
+        held = Counter(place.host for place in self.places)
+        whose, most = held.most_common(1)[0]
+        own = held[host]
+        # With one more the other would have fewer than this one: they would take it from each other for ever.
+        if most <= own or (own and most == own + 1):
+            return False
+        gone = min((place for place in self.places if place.host == whose), key=lambda place: place.asked_s)
+        del self.places[gone]
+        gone.end()
+        return True
+
+    def let_go(self, place: Place) -> None:
+        """It is over. Safe to call twice."""
+        self.places.pop(place, None)
+
+
+class _Greeting:
+    """A connection whose handshake is not done."""
+
+    asked_s = 0.0
+
+    def __init__(self, host: str, client: socket.socket) -> None:
+        self.host = host
+        self._client = client
+        self.task: asyncio.Task[None] | None = None
+        self.has_begun = False
+
+    def end(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+        if not self.has_begun:
+            self._client.close()  # a task that has not begun closes nothing
+
 
 async def accept_tls(listening: socket.socket, door: HttpDoor, context: Callable[[], ssl.SSLContext]) -> None:
     """Let in who comes, each by the context of that moment, until cancelled; then the port is closed."""
     loop = asyncio.get_running_loop()
-    greeted: dict[asyncio.Task[None], socket.socket] = {}
+    greeted: set[asyncio.Task[None]] = set()
     try:
         while True:
             try:
-                client, _ = await loop.sock_accept(listening)
+                client, address = await loop.sock_accept(listening)
             except OSError:
                 await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
                 continue
-            if len(greeted) + len(door.open) >= CONNECTIONS_MAX:
+            greeting = _Greeting(str(address[0]), client)
+            if not door.takes(greeting):
                 client.close()
                 continue
-            task = loop.create_task(_greet(client, door, context()))
-            greeted[task] = client
-            task.add_done_callback(greeted.pop)
+            greeting.task = loop.create_task(_greet(client, door, greeting, context()))
+            greeted.add(greeting.task)
+            greeting.task.add_done_callback(greeted.discard)
     finally:
         listening.close()
         for task in list(greeted):
             task.cancel()
 
 
-async def _greet(client: socket.socket, door: HttpDoor, context: ssl.SSLContext) -> None:
+async def _greet(client: socket.socket, door: HttpDoor, greeting: _Greeting, context: ssl.SSLContext) -> None:
     """Shake hands with one of them."""
     loop = asyncio.get_running_loop()
+    greeting.has_begun = True
+
+    def make() -> BoundedHttp:
+        return BoundedHttp(door, greeting)
+
     try:
-        await loop.connect_accepted_socket(door, client, ssl=context, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
+        await loop.connect_accepted_socket(make, client, ssl=context, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
     except (OSError, ssl.SSLError, asyncio.CancelledError):
         # No TLS, another CA, or it went away: nobody of whom anything was heard.
         client.close()
+    finally:
+        door.let_go(greeting)
 
 
 class BoundedHttp(asyncio.Protocol):
     """One connection. Everything goes on to the protocol behind it, which ends with the connection."""
 
-    def __init__(self, door: HttpDoor) -> None:
+    def __init__(self, door: HttpDoor, greeting: Place | None = None) -> None:
+        """`greeting`: the place that it had until its handshake was done."""
+        self.host = ""
+        self.asked_s = 0.0
         self._door = door
+        self._greeting = greeting
         self._inner: Any = None
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._timer: asyncio.TimerHandle | None = None
@@ -82,15 +152,22 @@ class BoundedHttp(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Refuse one too many."""
+        """Take a place, or refuse one too many."""
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._door.open) >= CONNECTIONS_MAX:
+        if self._greeting is not None:
+            self._door.let_go(self._greeting)
+        peer = transport.get_extra_info("peername")
+        self.host = str(peer[0]) if peer else ""
+        if not self._door.takes(self):
             self._transport.abort()
             return
-        self._door.open.add(self)
         self._inner = self._door.make()
         self._inner.connection_made(transport)
         self._expect()
+
+    def end(self) -> None:
+        """Close it."""
+        self._transport.abort()
 
     def _expect(self) -> None:
         if self._timer is None:
@@ -105,6 +182,7 @@ class BoundedHttp(asyncio.Protocol):
         end = joined.rfind(_END)
         if end >= 0:
             # One or more requests are whole; what follows begins another.
+            self.asked_s = asyncio.get_running_loop().time()
             self._header_bytes = len(joined) - end - len(_END)
             self._tail = joined[-3:] if self._header_bytes >= 3 else joined[end + len(_END) :]
             if self._timer is not None:
@@ -140,6 +218,6 @@ class BoundedHttp(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._door.open.discard(self)
+        self._door.let_go(self)
         if self._inner is not None:
             self._inner.connection_lost(exc)
