@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from penstock_core.metadata.image import Endpoint
 from penstock_core.metadata.security import RefusedCertificate
 from penstock_core.security.principal import ANONYMOUS, user
+from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.listener import ListenerLimits
 from penstock_frontend.sign_in.certified import Certified, Holders
 from penstock_runtime.addresses import StartupError
@@ -34,6 +35,7 @@ from support.listening import (
     read_response,
     request,
 )
+from support.waiting import eventually
 
 
 class Files:
@@ -137,6 +139,48 @@ def test_a_clients_certificate_makes_a_user(run: Run, files: Files) -> None:
                 await asks(where, stranger)
             assert len(handler.frames) == 1
             assert metric(life, "penstock_kafka_bad_frames_total") == 3
+
+    run(scenario())
+
+
+def test_of_those_with_a_certificate_that_ask_for_nothing_the_oldest_of_a_user_go(
+    run: Run, files: Files
+) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls("required"))
+        certified = Certified("A", "RULE:^.*CN=([a-z]+)(,.*)?$/$1/U")
+        limits = ListenerLimits(caps=ConnectionCaps(signed_in_strangers_max=3))
+        table = _table(files, "required")
+        async with (
+            contextlib.AsyncExitStack() as stack,
+            listening(echo, limits, tls=tls.context, certified=certified, security="SSL", **table) as (
+                listener,
+                _,
+                where,
+                life,
+            ),
+        ):
+            contexts = {name: files.client(name) for name in ("alice", "mallory")}
+
+            async def come(user: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                before = {*listener.connections}
+                r, w = await asyncio.open_connection(where.host, where.port, ssl=contexts[user])
+                stack.callback(w.close)
+                await eventually(lambda: {*listener.connections} - before, "it is here")
+                return r, w
+
+            at_work = await come("mallory")
+            at_work[1].write(request(1, b"hi"))
+            assert (await read_response(at_work[0]))[0] == 1
+            alice = await come("alice")
+            greedy = [await come("mallory") for _ in range(5)]
+            for r, _ in greedy[:3]:
+                with contextlib.suppress(ConnectionError):
+                    assert await r.read(1) == b""
+            for n, (r, w) in enumerate([at_work, alice, *greedy[3:]]):
+                w.write(request(10 + n))
+                assert (await read_response(r))[0] == 10 + n
+            assert metric(life, "penstock_kafka_connections_refused_total") == 3
 
     run(scenario())
 

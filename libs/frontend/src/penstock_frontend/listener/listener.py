@@ -167,6 +167,9 @@ class KafkaListener:
                 self.log.warning("closing", peer=connection.peer, reason=str(error))
                 connection.abort(str(error))
         self.connections.add(connection)
+        if connection.mechanism == CERTIFICATE and not connection.closing:
+            # From here on it is as one that has signed in otherwise.
+            self._doorway.signed_in(connection)
         self._quiet_since[connection] = self.loop.time()
         self.metrics.connections[self.name] = len(self.connections)
 
