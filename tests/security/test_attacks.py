@@ -27,18 +27,13 @@ from support.kafka import produce
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
-BEYOND = {"http_slots", "idle_http2"}
-BEYOND_IN_PLAIN = {*BEYOND, "calls_left_open"}
-"""What is not bounded yet: `make security` says so, and docs/results/security.md what it is."""
-
-
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalCluster, Target]]:
     with attackable(tmp_path_factory.mktemp("attacked"), small=True) as both:
         yield both
 
 
-@pytest.mark.parametrize("name", sorted(set(names()) - BEYOND_IN_PLAIN))
+@pytest.mark.parametrize("name", names())
 def test_an_attack_is_refused_and_others_go_on(attacked: tuple[LocalCluster, Target], name: str) -> None:
     cluster, target = attacked
     hold_out(cluster, target, name)
@@ -64,7 +59,7 @@ WAITING = {"announced_frames", "slow_senders"}
 
 @pytest.mark.parametrize(
     ("name", "who"),
-    [(n, w) for n, w in runs(secure=True) if n not in BEYOND and (w == STRANGER or n not in WAITING)],
+    [(n, w) for n, w in runs(secure=True) if w == STRANGER or n not in WAITING],
 )
 def test_an_attack_on_a_secure_cluster_is_refused(
     secured: tuple[LocalCluster, Target], name: str, who: str

@@ -33,8 +33,10 @@ TICK_S: Final = 0.25
 """Without a lifecycle, whose tick it shares otherwise."""
 _TOGETHER: Final = 250
 """Descriptors looked at in one turn of the loop: 1 ms or less."""
-_REST: Final = 10
-"""After a look the loop has so many times as long for others."""
+_ENDED_TOGETHER: Final = 50
+"""Each wakes gRPC's own threads, which want the interpreter."""
+_REST_S: Final = 20e-6
+"""What the loop has for others after a look, for each descriptor: three times what one takes, or more."""
 _LOOK_ANYWAY_S: Final = 60.0
 """Connections that come while other descriptors go are not seen by the number of all."""
 _PEERS_MORE: Final = 1_000
@@ -122,12 +124,11 @@ class GrpcConnections:
             )
 
     async def _look_and_rest(self) -> None:
-        began = _loop_s()
         try:
             await self.look()
         finally:
             now = _loop_s()
-            self._look_after_s = now + min(5.0, _REST * (now - began))
+            self._look_after_s = now + _REST_S * len(self._known)
             self._look_anyway_s = now + _LOOK_ANYWAY_S
             self._looking = None
 
@@ -144,14 +145,21 @@ class GrpcConnections:
         self._known = known
         here = [each for each in known.values() if isinstance(each, Connection)]
         self._calls.forget({each.key for each in here}, calls_before)
-        doomed = self._choose(here)
-        for connection in doomed:
-            self.ended += self._end(connection)
-            # Until gRPC has closed it, it is a socket of no interest.
-            known[connection.descriptor] = connection.inode
-        if doomed:
-            text = f"{len(doomed)} connections of gRPC port {self._port} ended: {self._which(here)}"
+        chosen = self._choose(here)
+        if chosen:
+            text = f"{len(chosen)} connections of gRPC port {self._port} ended: {self._which(here)}"
             get_log().warning(text, **{CONSTANT: "connections of the gRPC port ended: there are too many"})
+        await asyncio.sleep(0)
+        doomed: list[Connection] = []
+        for begin in range(0, len(chosen), _ENDED_TOGETHER):
+            for connection, before in chosen[begin : begin + _ENDED_TOGETHER]:
+                if self._priority(connection)[0] > before:
+                    continue  # it has called meanwhile
+                doomed.append(connection)
+                self.ended += self._end(connection)
+                # Until gRPC has closed it, it is a socket of no interest.
+                known[connection.descriptor] = connection.inode
+            await asyncio.sleep(0)
         gone = {each.descriptor for each in doomed}
         left = [each for each in here if each.descriptor not in gone]
         self._look_at = len(descriptors) - len(doomed) + self._room(left)
@@ -212,8 +220,8 @@ class GrpcConnections:
         peer = self._calls.peers.get(connection.key)
         return peer is None or not peer.is_ours
 
-    def _choose(self, here: list[Connection]) -> list[Connection]:
-        """Those that are too many."""
+    def _choose(self, here: list[Connection]) -> list[tuple[Connection, int]]:
+        """Those that are too many, with the rank by which they were chosen."""
         bounds = self._bounds
         strangers = [each for each in here if self._is_stranger(each)]
         doomed = self._most_of(strangers, len(strangers) - bounds.strangers_max)
@@ -224,7 +232,8 @@ class GrpcConnections:
             gone.update(each.descriptor for each in more)
             doomed += more
         here = [each for each in here if each.descriptor not in gone]
-        return doomed + self._most_of(here, len(here) - bounds.connections_max)
+        doomed += self._most_of(here, len(here) - bounds.connections_max)
+        return [(each, self._priority(each)[0]) for each in doomed]
 
     def _most_of(self, among: list[Connection], count: int) -> list[Connection]:
         """So many, always one of the address that has most."""
@@ -283,7 +292,8 @@ def _duplicate(descriptor: int) -> socket.socket:
     """A socket of our own on what is a socket."""
     own = os.dup(descriptor)
     try:
-        return socket.socket(fileno=own)
+        # Not asked for its family: this one has room for the names of all, and each name says whose it is.
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=own)
     except OSError:
         os.close(own)
         raise
