@@ -37,6 +37,7 @@ _ENDED_TOGETHER: Final = 50
 """Each wakes gRPC's own threads, which want the interpreter."""
 _REST_S: Final = 20e-6
 """What the loop has for others after a look, for each descriptor: three times what one takes, or more."""
+_REST_LEAST_S: Final = 0.03
 _LOOK_ANYWAY_S: Final = 60.0
 """Connections that come while other descriptors go are not seen by the number of all."""
 _PEERS_MORE: Final = 1_000
@@ -125,7 +126,13 @@ class GrpcConnections:
 
     async def _look_and_rest(self) -> None:
         try:
-            await self.look()
+            while True:
+                ended = self.ended
+                await self.look()
+                if self.ended == ended:
+                    break
+                # More of them come while these go.
+                await asyncio.sleep(max(_REST_LEAST_S, _REST_S * len(self._known)))
         finally:
             now = _loop_s()
             self._look_after_s = now + _REST_S * len(self._known)
