@@ -34,6 +34,7 @@ from support.operated import (
     replicas,
     said,
     spread,
+    story,
     wait_for_moving,
     wait_for_state,
     wait_until_settled,
@@ -92,6 +93,15 @@ def check_spread(placed: Placed, live: set[int]) -> None:
         assert spread(held[n] for n in live if RACK_OF[n] == rack) <= 1, (rack, held)
     led = Counter(nodes[0] for nodes in placed.values())
     assert spread(led[n] for n in live) <= 1, led
+
+
+def check_in_order(told: str, *parts: str) -> None:
+    """Sentences with these words, one after another."""
+    at = 0
+    for part in parts:
+        found = told.find(part, at)
+        assert found >= 0, f"{part!r} is not told, or not in its turn:\n{told}"
+        at = found + 1
 
 
 def reassigning(cluster: LocalCluster) -> Any:
@@ -175,6 +185,13 @@ def test_a_drain_outlives_three_active_controllers_and_is_paused_throttled_and_r
     assert {w: nodes for w, nodes in after.items() if w in planned_moves(plan)} == planned_moves(plan)
     assert counts(after)[3] == 0
     check_spread(after, {1, 2, 4, 5, 6})
+    # Whoever was not there reads what became of it, though the controllers that did it were killed.
+    told = story(cluster, number)
+    check_in_order(
+        told, f"operation {number} (node-drain of node 3", "was paused", "was throttled", "was resumed"
+    )
+    assert told.startswith(f"operation {number} (node-drain"), told
+    assert "has ended: done" in told.splitlines()[0], told
     assert said(cluster, "node", "uncordon", "3", "--yes", "--wait", "60")["state"] == "done"
     assert said(cluster, "node", "add", "3", "--yes", "--wait", "300")["state"] == "done"
 
@@ -199,6 +216,9 @@ def test_a_drain_that_is_cancelled_half_way_leaves_each_partition_as_before_or_a
         assert 0 < ended["progress"]["moves_done"] < ended["progress"]["moves_total"]
         assert reassigning(cluster) == {}
         clients.go_on()
+    told = story(cluster, number)
+    assert "has ended: cancelled" in told.splitlines()[0], told
+    check_in_order(told, f"operation {number} (node-drain of node 1", "was cancelled by User:")
     wanted = planned_moves(plan)
     after = everything(cluster)
     moved = {where for where, nodes in after.items() if nodes != before[where]}
