@@ -85,7 +85,7 @@ class BackgroundJobs:
                 leadership.tick(now_ms)
             elif leadership.waiting_count:
                 leadership.expire(now_ms)
-                nobody_waits = False
+            nobody_waits = nobody_waits and not leadership.waiting_count
         # Many partitions are looked at in parts: all at once would hold up the loop.
         self._may_rest = nobody_waits and len(manager.registry.leading) <= SLICE
         if self._tick_count // SECOND_TICKS != last_second:
