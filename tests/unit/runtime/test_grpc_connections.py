@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -13,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from penstock_runtime import grpc_connections
 from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.grpc_calls import OpenCalls, Peer, PeerKey
 from penstock_runtime.grpc_connections import GrpcConnections
@@ -208,3 +211,49 @@ async def test_a_stream_too_many_of_a_connection_is_refused_by_grpc() -> None:
         await eventually(lambda: left() <= 50, "calls beyond the bound are ended")
         assert caller.is_open
     await server.stop(None)
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """As when connections have taken all that the process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_with_no_descriptor_left_there_is_made_room_all_the_same(ends: contextlib.ExitStack) -> None:
+    port = Port(ends, GrpcBounds(strangers_max=4))
+    port.connections.start()
+    before = [port.dial("127.0.0.2")]
+    assert await port.left() == before
+    more = [port.dial("127.0.0.2") for _ in range(7)]
+    with no_descriptor_left():
+        assert await port.left() == more[3:]
+    await port.connections.stop()
+
+
+async def test_what_cannot_be_looked_at_does_not_stop_the_ticks(
+    ends: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lifecycle = Lifecycle("test")
+    lifecycle.make_current()
+    port = Port(ends, GrpcBounds())
+    port.connections.start()
+
+    def none_left() -> int:
+        # Before Linux 6.2 they are counted by listing them, which takes one.
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(grpc_connections, "_descriptor_count", none_left)
+    lifecycle.start_ticking()
+    await eventually(lambda: lifecycle.loop_ticks >= 3, "the lifecycle ticks")
+    assert lifecycle.unhandled_errors._value.get() == 0
+    lifecycle.stop_ticking()
+    await port.connections.stop()
