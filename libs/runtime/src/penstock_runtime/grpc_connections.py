@@ -3,7 +3,7 @@
 The process's own descriptors say which connections there are, and `OpenCalls` who has called by them. Nothing is looked
 at while there are too few descriptors for any bound to be passed: at rest that is one `stat` a tick. What has to go is
 shut down on a duplicate of its descriptor, once the duplicate turned out to be that connection: gRPC then
-sees its end as it sees any other.
+sees its end as it sees any other. None of this takes a new descriptor: somebody has to go just when all are taken.
 
 Who goes first, of whichever address has most: connections by which nobody has called yet, the oldest of them, for
 whoever dials for a purpose calls at once; then those without an open call, the longest unused one; then the newest.
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import heapq
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,12 +74,14 @@ class GrpcConnections:
         self._looking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stop_ticks: Callable[[], None] | None = None
+        self._spare: _Spare | None = None
         self.ended = 0
 
     def start(self) -> None:
         """Look at every tick, until `stop`."""
         try:
             now = _descriptor_count()
+            self._own_spare()
         except OSError:
             return  # not Linux: gRPC's own bound on all has to do
         self._look_at = now + self._least_bound
@@ -100,6 +103,14 @@ class GrpcConnections:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def _own_spare(self) -> _Spare:
+        if self._spare is None:
+            self._spare = _Spare()
+        return self._spare
 
     def _ring(self) -> None:
         self.tick()
@@ -115,11 +126,11 @@ class GrpcConnections:
         now = _loop_s()
         if self._looking is not None or now < self._look_after_s:
             return
-        if (
-            _descriptor_count() > self._look_at
-            or len(self._calls.peers) > self._peers_max
-            or now > self._look_anyway_s
-        ):
+        try:
+            count = _descriptor_count()
+        except OSError:
+            count = self._look_at + 1  # none is left to count them with
+        if count > self._look_at or len(self._calls.peers) > self._peers_max or now > self._look_anyway_s:
             self._looking = asyncio.get_running_loop().create_task(
                 self._look_and_rest(), name="grpc connections"
             )
@@ -133,6 +144,8 @@ class GrpcConnections:
                     break
                 # More of them come while these go.
                 await asyncio.sleep(max(_REST_LEAST_S, _REST_S * len(self._known)))
+        except OSError:
+            pass  # the machine has no file left to list them with: a later tick looks again
         finally:
             now = _loop_s()
             self._look_after_s = now + _REST_S * len(self._known)
@@ -184,7 +197,7 @@ class GrpcConnections:
         known = self._known.get(descriptor)
         if known is not None and seen.st_ino == (known if isinstance(known, int) else known.inode):
             return known
-        with contextlib.suppress(OSError), _duplicate(descriptor) as s:
+        with contextlib.suppress(OSError), self._own_spare().of(descriptor) as s:
             inode, key = os.fstat(s.fileno()).st_ino, self._peer_of(s)
             if key is None:
                 return inode
@@ -204,7 +217,7 @@ class GrpcConnections:
         return kernel_key(peer[0], peer[1]) if isinstance(peer, tuple) else None
 
     def _end(self, connection: Connection) -> bool:
-        with contextlib.suppress(OSError), _duplicate(connection.descriptor) as s:
+        with contextlib.suppress(OSError), self._own_spare().of(connection.descriptor) as s:
             # The number may be another's by now.
             if os.fstat(s.fileno()).st_ino == connection.inode and self._peer_of(s) == connection.key:
                 s.shutdown(socket.SHUT_RDWR)
@@ -295,19 +308,47 @@ def _by_address(connections: Iterable[Connection]) -> dict[str, list[Connection]
     return found
 
 
-def _duplicate(descriptor: int) -> socket.socket:
-    """A socket of our own on what is a socket."""
-    own = os.dup(descriptor)
-    try:
-        # Not asked for its family: this one has room for the names of all, and each name says whose it is.
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=own)
-    except OSError:
-        os.close(own)
-        raise
+class _Spare:
+    """A descriptor of our own that duplicates take, one after another, though no other may be left."""
+
+    def __init__(self) -> None:
+        self._blank = os.open(os.devnull, os.O_RDONLY)
+        try:
+            self._own = os.dup(self._blank)
+        except OSError:
+            os.close(self._blank)
+            raise
+
+    @contextlib.contextmanager
+    def of(self, descriptor: int) -> Iterator[socket.socket]:
+        """A socket of our own on what is a socket, for a moment."""
+        os.dup2(descriptor, self._own, inheritable=False)
+        try:
+            # Not asked for its family: this one has room for the names of all, and each name says whose it is.
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=self._own)
+            try:
+                yield s
+            finally:
+                s.detach()
+        finally:
+            os.dup2(self._blank, self._own, inheritable=False)
+
+    def close(self) -> None:
+        os.close(self._own)
+        os.close(self._blank)
 
 
 def _descriptors() -> list[int]:
-    return [int(each.name) for each in _DESCRIPTORS.iterdir()]
+    try:
+        with os.scandir(_DESCRIPTORS) as entries:
+            return [int(each.name) for each in entries]
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    import resource  # there is none on Windows, where nobody comes here
+
+    # To list them takes one more than there may be: every number has been given.
+    return list(range(resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
 
 
 def _descriptor_count() -> int:

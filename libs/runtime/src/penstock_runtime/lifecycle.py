@@ -299,10 +299,11 @@ class Lifecycle:
         self._lag_max.add(now, late_s)
         self._loop_metrics.lag.observe(late_s)
         write_folded()
-        for look in tuple(self._at_tick):
-            look()
         self._next_tick = now + LOOP_TICK_MS / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
+        # Whatever one of them raises, the next tick comes: without it the loop counts as stuck.
+        for look in tuple(self._at_tick):
+            look()
 
 
 ClockMs = Callable[[], int]
