@@ -9,6 +9,8 @@ import os
 import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -256,4 +258,35 @@ async def test_what_cannot_be_looked_at_does_not_stop_the_ticks(
     await eventually(lambda: lifecycle.loop_ticks >= 3, "the lifecycle ticks")
     assert lifecycle.unhandled_errors._value.get() == 0
     lifecycle.stop_ticking()
+    await port.connections.stop()
+
+
+class OldProc(type(Path())):  # type: ignore[misc]
+    """The directory before Linux 6.2, whose size is 0: descriptors are counted by listing them."""
+
+    def stat(self, *, follow_symlinks: bool = True) -> Any:
+        return SimpleNamespace(st_size=0)
+
+
+async def test_where_descriptors_are_counted_by_listing_them_that_is_seldom(
+    ends: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, now_s = [], 0.0
+
+    def descriptors() -> list[int]:
+        listed.append(now_s)
+        return list(range(20_000))
+
+    monkeypatch.setattr(grpc_connections, "_DESCRIPTORS", OldProc("/proc/self/fd"))
+    monkeypatch.setattr(grpc_connections, "_descriptors", descriptors)
+    monkeypatch.setattr(grpc_connections, "_loop_s", lambda: now_s)
+    port = Port(ends, GrpcBounds())
+    Lifecycle("test").make_current()
+    port.connections.start()
+    listed.clear()
+    # Each listing of so many keeps the loop for 17 ms.
+    for tick in range(300):
+        now_s = tick / 10
+        port.connections.tick()
+    assert 2 <= len(listed) <= 30
     await port.connections.stop()
