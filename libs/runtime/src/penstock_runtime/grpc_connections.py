@@ -39,6 +39,8 @@ _ENDED_TOGETHER: Final = 50
 _REST_S: Final = 20e-6
 """What the loop has for others after a look, for each descriptor: three times what one takes, or more."""
 _REST_LEAST_S: Final = 0.03
+_LISTED_REST_S: Final = 200e-6
+"""The same after they were counted by listing them: two hundred times what one takes."""
 _LOOK_ANYWAY_S: Final = 60.0
 """Connections that come while other descriptors go are not seen by the number of all."""
 _PEERS_MORE: Final = 1_000
@@ -75,12 +77,14 @@ class GrpcConnections:
         self._timer: asyncio.TimerHandle | None = None
         self._stop_ticks: Callable[[], None] | None = None
         self._spare: _Spare | None = None
+        self._lists = False
         self.ended = 0
 
     def start(self) -> None:
         """Look at every tick, until `stop`."""
         try:
             now = _descriptor_count()
+            self._lists = not _told_count()
             self._own_spare()
         except OSError:
             return  # not Linux: gRPC's own bound on all has to do
@@ -130,6 +134,8 @@ class GrpcConnections:
             count = _descriptor_count()
         except OSError:
             count = self._look_at + 1  # none is left to count them with
+        if self._lists:
+            self._look_after_s = now + _LISTED_REST_S * count
         if count > self._look_at or len(self._calls.peers) > self._peers_max or now > self._look_anyway_s:
             self._looking = asyncio.get_running_loop().create_task(
                 self._look_and_rest(), name="grpc connections"
@@ -352,8 +358,12 @@ def _descriptors() -> list[int]:
 
 
 def _descriptor_count() -> int:
-    # Since Linux 6.2 the directory's size is their number.
-    return _DESCRIPTORS.stat().st_size or len(_descriptors())
+    return _told_count() or len(_descriptors())
+
+
+def _told_count() -> int:
+    # Since Linux 6.2 the directory's size is their number; 0 before.
+    return _DESCRIPTORS.stat().st_size
 
 
 def _loop_s() -> float:

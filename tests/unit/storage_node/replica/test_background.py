@@ -40,20 +40,24 @@ def jobs_of(*leaderships: Leadership) -> BackgroundJobs:
     )
 
 
+def rests(jobs: BackgroundJobs) -> bool:
+    return jobs._may_rest
+
+
 @pytest.mark.parametrize("where", range(ISR_TICKS))
 def test_a_node_does_not_rest_while_somebody_waits_whatever_is_due_of_that_partition(where: int) -> None:
     leaderships = [Leadership() for _ in range(ISR_TICKS)]
     jobs = jobs_of(*leaderships)
     jobs.tick()
-    assert jobs._may_rest
+    assert rests(jobs)
     leaderships[where].waiting_count = 1
     # It rested when the wait began, and sees it when it wakes.
     jobs.tick(ISR_TICKS)
-    assert not jobs._may_rest
+    assert not rests(jobs)
     for _ in range(2 * ISR_TICKS):
         jobs.tick()
-        assert not jobs._may_rest
+        assert not rests(jobs)
     assert leaderships[where].looks >= 2 * ISR_TICKS
     leaderships[where].waiting_count = 0
     jobs.tick()
-    assert jobs._may_rest
+    assert rests(jobs)
