@@ -290,3 +290,36 @@ async def test_where_descriptors_are_counted_by_listing_them_that_is_seldom(
         port.connections.tick()
     assert 2 <= len(listed) <= 30
     await port.connections.stop()
+
+
+async def test_connections_to_the_same_port_of_another_address_are_none_of_the_servers(
+    ends: contextlib.ExitStack,
+) -> None:
+    bounds = GrpcBounds(strangers_max=1)
+    server, where = await serve("127.0.0.1:0", add, allow_insecure_bind=True, bounds=bounds)
+
+    def held(ones: list[socket.socket]) -> int:
+        count = 0
+        for one in ones:
+            with contextlib.suppress(ConnectionError):
+                try:
+                    count += one.recv(1 << 16) != b""
+                except BlockingIOError:
+                    count += 1
+        return count
+
+    try:
+        # Another listener of the process, or of another role in it: a Kafka one, say.
+        listening = ends.enter_context(socket.create_server(("127.0.0.5", where.port)))
+        dialled, others = [], []
+        for _ in range(4):
+            ends.enter_context(socket.create_connection(("127.0.0.5", where.port), 30))
+            others.append(ends.enter_context(listening.accept()[0]))
+        for _ in range(3):
+            dialled.append(ends.enter_context(socket.create_connection((where.host, where.port), 30)))
+        for each in (*dialled, *others):
+            each.setblocking(False)
+        await eventually(lambda: held(dialled) <= 1, "the server's own are ended")
+        assert (held(dialled), held(others)) == (1, 4)
+    finally:
+        await server.stop(None)
