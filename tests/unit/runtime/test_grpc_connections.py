@@ -323,3 +323,20 @@ async def test_connections_to_the_same_port_of_another_address_are_none_of_the_s
         assert (held(dialled), held(others)) == (1, 4)
     finally:
         await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("bound", "told"),
+    [
+        ("", ""),
+        ("0.0.0.0", ""),
+        ("::", ""),
+        ("localhost", ""),
+        ("127.0.0.1", "127.0.0.1"),
+        ("2001:DB8:0::1", "2001:db8::1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("fe80::1%eth0", "fe80::1"),
+    ],
+)
+def test_an_address_that_a_port_is_bound_to_is_named_as_the_kernel_does(bound: str, told: str) -> None:
+    assert grpc_connections._only_host(bound) == told

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import heapq
+import ipaddress
 import os
 import socket
 import stat
@@ -62,8 +63,10 @@ class Connection:
 class GrpcConnections:
     """Those of one port."""
 
-    def __init__(self, port: int, bounds: GrpcBounds, calls: OpenCalls) -> None:
+    def __init__(self, port: int, bounds: GrpcBounds, calls: OpenCalls, host: str = "") -> None:
+        """`host`: what the port is bound to. Others may have its number at another address."""
         self._port = port
+        self._host = _only_host(host)
         self._bounds = bounds
         self._calls = calls
         self._known: dict[int, Connection | int] = {}
@@ -220,6 +223,8 @@ class GrpcConnections:
             peer = s.getpeername()
         except OSError:
             return None  # the listening one
+        if self._host and kernel_key(own[0], 0).host != self._host:
+            return None
         return kernel_key(peer[0], peer[1]) if isinstance(peer, tuple) else None
 
     def _end(self, connection: Connection) -> bool:
@@ -305,6 +310,18 @@ class GrpcConnections:
                 f" {bounds.connections_per_address_max}"
             )
         return f"there were {len(here)}, and grpc_connections_max = {bounds.connections_max}"
+
+
+def _only_host(host: str) -> str:
+    """The one address that a port is bound to, as the kernel names it; "": a name or all of them."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ""
+    if address.is_unspecified:
+        return ""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    return kernel_key(socket.inet_ntop(family, address.packed), 0).host
 
 
 def _by_address(connections: Iterable[Connection]) -> dict[str, list[Connection]]:

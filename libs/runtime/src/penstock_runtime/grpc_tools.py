@@ -143,7 +143,7 @@ async def serve(
         await server.stop(None)
         raise StartupError(f"{setting} = {bind}: port {address.port} is taken; choose another port")
     await server.start()
-    _bound_connections(server, GrpcConnections(port, bounds, calls))
+    _bound_connections(server, GrpcConnections(port, bounds, calls, address.host))
     if (lifecycle := current_lifecycle()) is not None:
         lifecycle.at_end(lambda: server.stop(None))
     return server, Endpoint("", address.host, port)
