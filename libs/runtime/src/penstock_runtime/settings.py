@@ -96,7 +96,7 @@ class RoleSettings(BaseSettings):
     grpc_connections_per_address_max: int = Field(
         default=GrpcBounds.connections_per_address_max,
         ge=1,
-        description="most of them from one address, not counting roles with a certificate",
+        description="most of them from one address; roles with a certificate are never ended for it",
     )
     grpc_strangers_max: int = Field(
         default=GrpcBounds.strangers_max,
