@@ -836,6 +836,20 @@ def test_what_was_retired_stays_so_in_a_snapshot_and_when_the_node_is_gone() -> 
     assert cluster.register(-1, directory_id=OTHER).node_id == 4, "node 2 is remembered as another one"
 
 
+def test_no_registration_forgets_what_was_retired_for_good() -> None:
+    """Who lets one in by mistake leaves the record, so that it shows, and the next one is refused."""
+    cluster = replaced_node()
+    replace_in_place(cluster)
+    let_in = directories.came_with(cluster.context, NodeId(2), OLD)
+    assert [r.retired_directory.directory_id for r in let_in] == [NEW]
+    cluster.do(Generated(True, let_in))
+    assert directories.retired(cluster.image, OLD) is not None
+    # Nor does one that takes the place of such a directory.
+    held = pb.NodeRecord(node_id=2, directory_id=OLD, fenced=True)
+    cluster.do(Generated(True, [pb.MetadataRecord(node=held)]))
+    assert not directories.came_with(cluster.context, NodeId(2), OTHER)
+
+
 def test_few_directories_of_a_node_are_remembered() -> None:
     """A node whose disk is empty at each start."""
     cluster = replaced_node()
