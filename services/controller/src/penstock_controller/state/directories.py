@@ -67,10 +67,11 @@ def came_with(ctx: Context, node_id: NodeId, directory_id: bytes) -> list[pb.Met
     if level_of(ctx.image) < KIND_LEVELS["retired_directory"]:
         return []
     records = []
-    if directory_id in ctx.image.operations.retired:
-        records.append(_forgotten(ctx.image.operations.retired[directory_id]))
+    known = ctx.image.operations.retired.get(directory_id)
+    if known is not None and not known.operation_id:
+        records.append(_forgotten(known))
     old = ctx.image.nodes.get(node_id)
-    if old is None or old.directory_id == directory_id:
+    if old is None or old.directory_id == directory_id or retired(ctx.image, old.directory_id):
         return records
     before = [r for r in former(ctx.image, node_id) if r.directory_id != directory_id]
     records += [_forgotten(r) for r in before[: max(0, len(before) + 1 - FORMER_MAX)]]
