@@ -223,6 +223,20 @@ def test_who_meets_a_newer_coordinator_waits_there_alone() -> None:
     assert rig.outbox.waiting() == {}
 
 
+def test_a_coordinator_that_hears_of_its_successor_a_little_late_meets_nothing_to_be_told_of() -> None:
+    """So it is with every move of a state partition that has markers on their way, be they thousands."""
+    rig = Rig()
+    mine = [due(producer_id) for producer_id in range(7, 27)]
+    for each in mine:
+        rig.outbox.add(each)
+    rig.turn()
+    for each in mine:
+        rig.answer(N1, each, ErrorCode.TRANSACTION_COORDINATOR_FENCED, A, B)
+    rig.outbox.withdraw(MarkersWithdrawn(3, 5))
+    assert rig.outbox.fenced_count == 0
+    assert rig.outbox.waiting() == {}
+
+
 def test_what_is_withdrawn_is_not_sent_any_more() -> None:
     rig = Rig()
     one = due()
