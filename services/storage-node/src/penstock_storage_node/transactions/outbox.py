@@ -76,8 +76,8 @@ class _Due:
     due: MarkersDue
     left: set[TopicPartitionName]
     tries: dict[TopicPartitionName, int] = field(default_factory=dict)
-    fenced: set[TopicPartitionName] = field(default_factory=set)
-    """Partitions whose leader has named a newer coordinator."""
+    fenced: dict[TopicPartitionName, int] = field(default_factory=dict)
+    """How often a partition's leader has named a newer coordinator."""
 
 
 def key_of(due: MarkersDue) -> Key:
@@ -113,7 +113,8 @@ class Outbox:
         self.ended_elsewhere_count = 0
         """Markers that met a newer epoch of their producer."""
         self.fenced_count = 0
-        """Markers that met one of a newer coordinator; each counts once, however often it is sent again."""
+        """Markers that met one of a newer coordinator twice, so that this one has not heard of it for a second; each
+        counts once, however often it is sent again."""
 
     # -- what is to be done ----------------------------------------------------------------------
 
@@ -210,8 +211,9 @@ class Outbox:
 
     def _note_fenced(self, item: _Item) -> None:
         fenced = self._due[item.key].fenced
-        if item.partition not in fenced:
-            fenced.add(item.partition)
+        times = fenced[item.partition] = fenced.get(item.partition, 0) + 1
+        # Once is what every move of a coordinator does to markers on their way: leaders may know of it a little sooner.
+        if times == 2:
             self.fenced_count += 1
 
     def _try_later(self, item: _Item, wait_ms: int | None = None) -> None:
