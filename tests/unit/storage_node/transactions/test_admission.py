@@ -181,6 +181,25 @@ def test_one_that_is_older_than_who_has_vouched_is_fenced() -> None:
     assert rig.admission.check_marker(order(coordinator_epoch=0, state=None), None) is NONE
 
 
+def test_a_marker_by_hand_with_too_high_an_epoch_holds_what_is_open_until_an_operator_ends_it() -> None:
+    rig = Rig()
+    rig.verified(batch(0))
+    rig.mark(order(coordinator_epoch=9, state=None))
+    rig.verified(batch(1))
+    day_ms = 86_400_000
+    rig.producers.expire(1_000 * day_ms, day_ms)
+    assert rig.admission.check_marker(order(), 5) is FENCED, "what is open is never forgotten"
+    # `penstock transaction abort --force`: with the epochs that DescribeProducers tells.
+    entry = rig.producers.get(PID)
+    assert entry is not None
+    by_hand = order(entry.epoch, coordinator_epoch=entry.coordinator_epoch, state=None)
+    assert rig.admission.check_marker(by_hand, None) is NONE
+    rig.mark(by_hand)
+    assert rig.admission.check_marker(order(), 5) is FENCED
+    rig.producers.expire(1_000 * day_ms, day_ms)
+    assert rig.admission.check_marker(order(), 5) is NONE
+
+
 OLD = ErrorCode.INVALID_PRODUCER_EPOCH
 EPOCHS = [
     # version, marker's epoch, entry's epoch, open: told
