@@ -214,7 +214,7 @@ class _Host:
         self.rig = rig
         self.topics = rig.topics
         self.settings = rig.settings
-        self.loading_count = 0
+        self.is_whole = True
 
     def find(self, group_id: str) -> Shard:
         return self.rig.shard
