@@ -8,7 +8,8 @@
     DIR/_penstock/checkpoint/                     Spark's
 
 Rule: a file counts once a manifest names it, and a manifest comes by rename. What a killed run left has a name of its
-micro-batch, and goes before that is written again. Only plain directories, which driver and executors see alike.
+micro-batch, and goes before that is written again. While `compact.json` is there its manifest stands for all that it
+takes the place of. Only plain directories, which driver and executors see alike.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from pyspark_penstock.errors import OptionError
 from pyspark_penstock.jobs.frame import JobError, Offsets
 
 _ROOM: Final = "_penstock"
+_LOOKS_MAX: Final = 10
+"""How often manifests are read anew while somebody changes them."""
 _QUERY_CHARS: Final = 8
 
 
@@ -113,6 +116,43 @@ def merged(manifests: Iterable[Manifest]) -> Manifest:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What takes the place of what."""
+
+    manifest: Manifest
+    manifests: tuple[str, ...]
+    """Names of those that it takes the place of, beside the one of its own name."""
+    files: tuple[str, ...]
+    """Those that go."""
+
+    def text(self) -> str:
+        return json.dumps(
+            {
+                "manifest": json.loads(self.manifest.text()),
+                "manifests": sorted(self.manifests),
+                "files": sorted(self.files),
+            }
+        )
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Compaction:
+        """Raises JobError."""
+        try:
+            form = json.loads(text)
+            manifest = Manifest.parse(json.dumps(form["manifest"]), where)
+            return cls(manifest, tuple(map(str, form["manifests"])), tuple(map(str, form["files"])))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise JobError(
+                f"{where}: this is no note of a compaction ({error!r}); put back a good copy"
+            ) from None
+
+    def after(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        """What there is once it is done."""
+        replaced = {*self.manifests, self.manifest.name}
+        return [*(item for item in manifests if item.name not in replaced), self.manifest]
+
+
 class ArchiveFiles:
     """The archive in one directory, as its manifests say."""
 
@@ -130,11 +170,37 @@ class ArchiveFiles:
             raise OptionError(
                 f"an archive is a directory that driver and executors see under the same path, not {directory!r}"
             )
-        path = Path(directory).absolute()
-        found = cls(path, [])
-        names = sorted(found.manifest_room.glob("*.json")) if found.manifest_room.is_dir() else []
-        found.manifests = [Manifest.parse(item.read_text(), str(item)) for item in names]
+        found = cls(Path(directory).absolute(), [])
+        found.manifests = found._read()
         return found
+
+    def _read(self) -> list[Manifest]:
+        """Manifests as they are at one moment: a compaction may be at it, or was killed while it was."""
+        for _ in range(_LOOKS_MAX):
+            decided, names = self.decided(), self._names()
+            try:
+                found = [Manifest.parse(item.read_text(), str(item)) for item in names]
+            except FileNotFoundError:
+                continue
+            if (decided, names) == (self.decided(), self._names()):
+                return found if decided is None else decided.after(found)
+        raise JobError(f"the manifests in {self.manifest_room} change all the time; try again")
+
+    def _names(self) -> list[Path]:
+        return sorted(self.manifest_room.glob("*.json")) if self.manifest_room.is_dir() else []
+
+    @property
+    def compaction(self) -> Path:
+        """The note of one that is decided."""
+        return self.room / "compact.json"
+
+    def decided(self) -> Compaction | None:
+        """A compaction of which not all is done. Raises JobError."""
+        try:
+            text = self.compaction.read_text()
+        except FileNotFoundError:
+            return None
+        return Compaction.parse(text, str(self.compaction))
 
     @classmethod
     def open(cls, directory: str, topic: str) -> ArchiveFiles:
@@ -194,7 +260,10 @@ class ArchiveFiles:
 
     def add(self, manifest: Manifest) -> None:
         """By rename, and durably: afterwards the micro-batch is in."""
-        self.manifest_room.mkdir(parents=True, exist_ok=True)
+        if not self.manifest_room.is_dir():
+            self.manifest_room.mkdir(parents=True)
+            flush_directory(self.room)
+            flush_directory(self.directory)
         put(self.manifest_room / manifest.name, manifest.text())
         self.manifests.append(manifest)
 
@@ -255,7 +324,7 @@ def move_in(staging: Path, directory: Path, prefix: str) -> Iterable[DataFile]:
         with path.open("rb") as file:
             os.fsync(file.fileno())
         path.replace(target)
-        touched |= {target.parent, target.parent.parent}
+        touched |= {target.parent, *target.parent.parents} - set(directory.parents)
         yield DataFile(path=str(target.relative_to(directory)), **found)
     for folder in touched:
         flush_directory(folder)
