@@ -23,6 +23,7 @@ from pyspark_penstock.jobs.archive_files import (
     ArchiveFiles,
     DataFile,
     Manifest,
+    by_text,
     described,
     merged,
     move_in,
@@ -354,3 +355,79 @@ def test_what_is_no_note_of_a_compaction_is_named(tmp_path: Path, text: str) -> 
     (archive.room / "compact.json").write_text(text)
     with pytest.raises(JobError, match=r"compact\.json: this is no "):
         ArchiveFiles.at(str(tmp_path))
+
+
+def noted(
+    archive: ArchiveFiles, query: str, batch_id: int, start: dict[int, int], end: dict[int, int]
+) -> None:
+    """What Spark has in a checkpoint before it runs a micro-batch."""
+    (archive.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (archive.checkpoint / "metadata").write_text(json.dumps({"id": query}))
+    form = {"v": 1, "from": {"flights": by_text(start)}, "to": {"flights": by_text(end)}, "ids": {}}
+    path = archive.checkpoint / "offsets" / str(batch_id)
+    path.write_text(f"v1\n{{}}\n{json.dumps(form)}")
+
+
+def test_a_checkpoint_that_has_lost_a_micro_batch_goes(tmp_path: Path) -> None:
+    """It was put back, or its file was not on the disk when the power went; a manifest always is."""
+    archive = ArchiveFiles.at(str(tmp_path))
+    for batch_id in range(2):
+        start, end = {0: batch_id * 5}, {0: batch_id * 5 + 5}
+        noted(archive, QUERY, batch_id, start, end)
+        archive.add(manifest(batch_id, start, end))
+    assert archive.drop_old_checkpoint() is False
+    assert archive.checkpoint.is_dir()
+    (archive.checkpoint / "offsets" / "1").unlink()
+    assert archive.drop_old_checkpoint() is True
+    assert not archive.checkpoint.exists()
+    assert archive.drop_old_checkpoint() is False
+
+
+@pytest.mark.parametrize("text", ["", "v1\n{}\n", 'v1\n{}\n{"to": {"flights": {"0": 7}}}', "v1\n{}\n-"])
+def test_a_checkpoint_with_another_end_of_a_micro_batch_that_is_in_goes(tmp_path: Path, text: str) -> None:
+    archive = ArchiveFiles.at(str(tmp_path))
+    noted(archive, QUERY, 0, {0: 0}, {0: 5})
+    archive.add(manifest(0, {0: 0}, {0: 5}))
+    (archive.checkpoint / "offsets" / "0").write_text(text)
+    assert archive.drop_old_checkpoint() is True
+
+
+def test_a_checkpoint_with_a_micro_batch_more_stays(tmp_path: Path) -> None:
+    """It was killed before the manifest; and one of another query says nothing of these manifests."""
+    archive = ArchiveFiles.at(str(tmp_path))
+    noted(archive, QUERY, 0, {0: 0}, {0: 5})
+    archive.add(manifest(0, {0: 0}, {0: 5}))
+    noted(archive, QUERY, 1, {0: 5}, {0: 9})
+    assert archive.drop_old_checkpoint() is False
+    noted(archive, "another", 0, {0: 5}, {0: 9})
+    assert archive.drop_old_checkpoint() is False
+
+
+def test_a_micro_batch_that_is_in_is_known_by_its_offsets(tmp_path: Path) -> None:
+    archive = ArchiveFiles.at(str(tmp_path))
+    assert not archive.is_in(manifest(0, {0: 0}, {0: 0}))
+    archive.add(manifest(0, {0: 0}, {0: 5}, data_file(0)))
+    assert archive.is_in(manifest(0, {0: 0}, {0: 5}))
+    assert not archive.is_in(manifest(1, {0: 5}, {0: 9}))
+    assert not archive.is_in(manifest(1, {0: 5}, {0: 5}))
+    assert not archive.is_in(manifest(1, {0: 5, 1: 0}, {0: 5, 1: 3}))
+    # Of another query, whose checkpoint says that it has yet to be written.
+    assert archive.is_in(replace(manifest(3, {0: 0}, {0: 5}), query_id="another"))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        manifest(0, {0: 0}, {0: 9}),
+        manifest(1, {0: 3}, {0: 9}),
+        manifest(0, {0: 5}, {0: 9}),
+        manifest(0, {0: 0, 1: 0}, {0: 5, 1: 2}),
+    ],
+)
+def test_a_micro_batch_of_which_a_part_is_in_is_neither_left_out_nor_written_twice(
+    tmp_path: Path, wanted: Manifest
+) -> None:
+    archive = ArchiveFiles.at(str(tmp_path))
+    archive.add(manifest(0, {0: 0}, {0: 5}, data_file(0)))
+    with pytest.raises(JobError, match=r"other offsets than the checkpoint has: remove .*checkpoint, and"):
+        archive.is_in(wanted)

@@ -92,6 +92,8 @@ def archive(
             )
         before = len(files.manifests)
         begun = dict(span.first) | files.upto()
+        if files.drop_old_checkpoint():
+            progress(f"{topic}: the checkpoint is older than the manifests, and goes; on where they end")
         _query(spark, span, files, by, records_per_batch, progress)
         added = [item for manifest in files.manifests[before:] for item in manifest.files]
         joined = compact_archive(spark, files, progress) if compact else 0
@@ -117,7 +119,7 @@ def _query(
 
     def write(frame: DataFrame, batch_id: int) -> None:
         manifest = _manifest(files, span, batch_id)
-        if files.has(manifest.query_id, batch_id):
+        if files.is_in(manifest):
             return
         added = _written(frame, files, manifest, by)
         files.add(replace(manifest, files=added))
@@ -151,11 +153,7 @@ def _start(span: Span, files: ArchiveFiles) -> str:
 def _manifest(files: ArchiveFiles, span: Span, batch_id: int) -> Manifest:
     """Of a micro-batch, without its files: what Spark has noted in the checkpoint before it runs."""
     query_id = json.loads((files.checkpoint / "metadata").read_text())["id"]
-    form = json.loads((files.checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1])
-    start, end = (
-        {int(part): int(offset) for part, offset in form.get(name, {}).get(span.topic, {}).items()}
-        for name in ("from", "to")
-    )
+    start, end = files.planned(batch_id, span.topic)
     return Manifest(
         batch_id,
         query_id,

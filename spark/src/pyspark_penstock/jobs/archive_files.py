@@ -258,6 +258,54 @@ class ArchiveFiles:
         """Whether that micro-batch is in."""
         return any(item.query_id == query_id and item.batch_id >= batch_id for item in self.manifests)
 
+    def is_in(self, wanted: Manifest) -> bool:
+        """Whether all that a micro-batch covers is in. Raises JobError where some of it is.
+
+        By offsets: the number of a micro-batch is planned anew where the checkpoint has lost it, with another end.
+        """
+        upto = self.upto()
+        is_same = self.has(wanted.query_id, wanted.batch_id)
+        begun = is_same or any(start < upto.get(part, start) for part, start in wanted.start.items())
+        if begun and any(end > upto.get(part, -1) for part, end in wanted.end.items()):
+            raise JobError(
+                f"micro-batch {wanted.batch_id} is in {self.directory} with other offsets than the checkpoint has: "
+                f"remove {self.checkpoint}, and the next run goes on where the manifests end"
+            )
+        return begun
+
+    def drop_old_checkpoint(self) -> bool:
+        """Removes a checkpoint that knows less than the manifests: one that was put back, or was not on the disk yet
+        when the power went. Without it a query begins where the manifests end."""
+        query = self._query_id()
+        mine = [item for item in self.manifests if item.query_id == query]
+        if not mine:
+            return False
+        last = max(mine, key=lambda item: item.batch_id)
+        try:
+            planned = self.planned(last.batch_id, last.topic)[1]
+        except (OSError, ValueError, AttributeError, IndexError, TypeError):
+            planned = {}
+        if planned and all(last.end.get(part) == offset for part, offset in planned.items()):
+            return False
+        shutil.rmtree(self.checkpoint)
+        return True
+
+    def _query_id(self) -> str:
+        """That of the checkpoint; "" where there is none."""
+        try:
+            return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def planned(self, batch_id: int, topic: str) -> tuple[Offsets, Offsets]:
+        """Where a micro-batch begins and ends, which Spark notes in the checkpoint before it runs."""
+        form = json.loads((self.checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1])
+        start, end = (
+            {int(part): int(offset) for part, offset in form.get(name, {}).get(topic, {}).items()}
+            for name in ("from", "to")
+        )
+        return start, end
+
     def add(self, manifest: Manifest) -> None:
         """By rename, and durably: afterwards the micro-batch is in."""
         if not self.manifest_room.is_dir():
