@@ -295,8 +295,17 @@ def test_files_that_lose_rows_when_they_are_joined_stay_as_they_are(tmp_path: Pa
     with pytest.raises(JobError, match=r"2 files in .* with 12 rows came to 11 rows"):
         compact_archive(JoiningSpark(drops_rows=1), archive, quiet)  # type: ignore[arg-type]
     assert held(ArchiveFiles.at(str(tmp_path))) == rows
-    # The next one clears up.
-    assert compact_archive(JoiningSpark(), archive, quiet) == 2  # type: ignore[arg-type]
+    # The next one clears up, and writes as the micro-batches did.
+    spark = JoiningSpark()
+    spark.settings["spark.sql.sources.partitionOverwriteMode"] = "dynamic"
+    assert compact_archive(spark, archive, quiet) == 2  # type: ignore[arg-type]
+    assert spark.written_with == [
+        {
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+            "spark.sql.sources.partitionOverwriteMode": "static",
+        }
+    ]
+    assert spark.settings == {"spark.sql.sources.partitionOverwriteMode": "dynamic"}
     assert held(archive) == rows
     assert len(list(tmp_path.rglob("date=*/*.parquet"))) == 1
 

@@ -22,6 +22,7 @@ from pyspark_penstock.jobs.archive_files import (
     Manifest,
     by_text,
     move_in,
+    written_for_all,
 )
 from pyspark_penstock.jobs.frame import (
     DEFAULT_GATEWAY,
@@ -46,11 +47,6 @@ _PARTS: Final = {
     "date": {"date": f"date_format({_UTC}, 'yyyy-MM-dd')"},
     "hour": {"date": f"date_format({_UTC}, 'yyyy-MM-dd')", "hour": f"date_format({_UTC}, 'HH')"},
 }
-_WRITE: Final = {
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.sources.partitionOverwriteMode": "static",
-}
-"""Spark's own default for times, INT96, is nobody else's."""
 
 
 def archive(
@@ -127,21 +123,12 @@ def _query(
             f"{span.topic}: batch {batch_id}, {sum(item.rows for item in added)} rows in {len(added)} files"
         )
 
-    kept = {name: spark.conf.get(name, None) for name in _WRITE}
-    try:
-        for name, value in _WRITE.items():
-            spark.conf.set(name, value)
+    with written_for_all(spark):
         to_its_end(
             rows.writeStream.foreachBatch(write)
             .option("checkpointLocation", str(files.checkpoint))
             .trigger(availableNow=True)
         )
-    finally:
-        for name, before in kept.items():
-            if before is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, before)
 
 
 def _start(span: Span, files: ArchiveFiles) -> str:

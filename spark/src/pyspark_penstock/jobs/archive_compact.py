@@ -20,6 +20,7 @@ from pyspark_penstock.jobs.archive_files import (
     merged,
     move_in,
     put,
+    written_for_all,
 )
 from pyspark_penstock.jobs.frame import JobError
 
@@ -57,7 +58,7 @@ def compact_archive(spark: SparkSession, files: ArchiveFiles, progress: Progress
         )
         frame = frame.withColumn(name, _expression(kind))
     ordered = frame.repartition(*folders, _PART).sortWithinPartitions(*folders, _PART, "offset")
-    with files.staging() as staging:
+    with files.staging() as staging, written_for_all(spark):
         (
             ordered.write.mode("overwrite")
             .option("maxRecordsPerFile", max(TARGET_BYTES // mean, 1))

@@ -23,13 +23,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 
 from pyspark_penstock.errors import OptionError
 from pyspark_penstock.jobs.frame import JobError, Offsets
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_WRITE: Final = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+}
+"""Spark's own default for times, INT96, is nobody else's."""
 _ROOM: Final = "_penstock"
 _LOOKS_MAX: Final = 10
 """How often manifests are read anew while somebody changes them."""
@@ -333,6 +341,22 @@ class ArchiveFiles:
         for path in self.directory.glob(f"date=*/**/{prefix}*.parquet"):
             if str(path.relative_to(self.directory)) not in named:
                 path.unlink()
+
+
+@contextmanager
+def written_for_all(spark: SparkSession) -> Iterator[None]:
+    """What the session writes meanwhile every reader of Parquet reads."""
+    kept = {name: spark.conf.get(name, None) for name in _WRITE}
+    try:
+        for name, value in _WRITE.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, before in kept.items():
+            if before is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, before)
 
 
 def put(path: Path, text: str) -> None:
