@@ -129,6 +129,13 @@ def test_which_unit_a_task_writes() -> None:
     [
         (SinkOptions(("g:1",)), Task(), True, "Spark does not tell this task which query"),
         (
+            SinkOptions(("g:1",)),
+            Task(query=QUERY, batch=-1),
+            True,
+            "does not tell this task which query and micro",
+        ),
+        (SinkOptions(("g:1",), sink="s"), Task(query=QUERY, batch=-1), False, "give each its own txnAppId"),
+        (
             SinkOptions(("g:1",), single="a"),
             Task(query=QUERY),
             False,
