@@ -107,6 +107,8 @@ class RangeReader:
         self._backoff = Backoff(_BACKOFF_FIRST_MS)
         self._progress_s = time.monotonic()
         self._missing_since_s: float | None = None
+        self._missing_code = 0
+        """What has been said since then: a doubt is an unbroken one, of one kind."""
         self._short_since_s: float | None = None
         """Since when the log is known to end inside the range, at what was received."""
         self._ends_at: int | None = None
@@ -353,12 +355,14 @@ class RangeReader:
             return self._out_of_range(message)
         if code in (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
             # An id that is another one is proof; a topic that isn't there may be a stale gateway.
-            if code == INCONSISTENT_TOPIC_ID or self._missing_for_long():
+            if code == INCONSISTENT_TOPIC_ID or self._missing_for_long(UNKNOWN_TOPIC_OR_PARTITION):
                 self._lost(self._received, self._range.end, f"the topic was deleted or made anew ({message})")
                 return True
             self._retry(f"{address}: {message or code}")
             return False
         if code in RETRIABLE_CODES:
+            # Who says so knows the topic, and a leader that comes after it is believed as little as the one before.
+            self._missing_since_s = None
             self._retry(f"{address}: Kafka error {code}, {message}")
             return False
         raise GatewayError(f"{self._where}: {address}: Kafka error {code}, {message}")
@@ -375,7 +379,7 @@ class RangeReader:
             self._received = end
             self._heard()
             return end >= self._range.end
-        if last < self._received and self._missing_for_long():
+        if last < self._received and self._missing_for_long(OFFSET_OUT_OF_RANGE):
             self._lost(self._received, self._range.end, f"the log now ends at {last}")
             return True
         self._retry(message or "offset out of range")
@@ -401,10 +405,10 @@ class RangeReader:
             return None
         return first.offset, last.offset
 
-    def _missing_for_long(self) -> bool:
+    def _missing_for_long(self, code: int) -> bool:
         now = time.monotonic()
-        if self._missing_since_s is None:
-            self._missing_since_s = now
+        if self._missing_since_s is None or self._missing_code != code:
+            self._missing_since_s, self._missing_code = now, code
         return (now - self._missing_since_s) * 1000 >= self._missing_grace_ms
 
     def _lost(self, start: int, end: int, reason: str) -> None:

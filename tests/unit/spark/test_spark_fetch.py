@@ -437,3 +437,52 @@ def test_a_lost_piece_is_an_error_and_no_row(
     gateways = in_pieces(cluster, monkeypatch, spoil)
     with pytest.raises(GatewayError, match="topic flights partition 0: the gateway's answer is broken: "):
         read(cluster, chunk_bytes=50_000, gateways=gateways)
+
+
+def test_two_leaders_that_lag_one_after_the_other_are_two_doubts(cluster: MemoryGateway) -> None:
+    """Each is waited for: what the first one said lies too far back, and says nothing of the second."""
+    begun_s, said = time.monotonic(), list[int]()
+
+    def instead() -> tuple[int, str] | None:
+        said.append(1 if not said else 6 if time.monotonic() - begun_s < 0.5 else 1 if said[-1] == 6 else 0)
+        if said[-1] == 1:
+            cluster.latest_shift = -500
+        elif said[-1] == 0:
+            cluster.latest_shift = 0
+        return (said[-1], "of a leader that is new") if said[-1] else None
+
+    cluster.instead = instead
+    assert read(cluster, 600, fail=False) == list(range(600, 1000))
+    assert 6 in said
+
+
+def test_a_doubt_about_a_topic_is_none_about_an_offset(cluster: MemoryGateway) -> None:
+    begun_s, said = time.monotonic(), list[int]()
+
+    def instead() -> tuple[int, str] | None:
+        said.append(3 if not said or time.monotonic() - begun_s < 0.2 else 1 if said[-1] == 3 else 0)
+        cluster.latest_shift = -500 if said[-1] == 1 else 0
+        if said[-1] == 1:
+            time.sleep(0.3)  # longer than the grace, counted from the first doubt
+        return (said[-1], "not there") if said[-1] else None
+
+    cluster.instead = instead
+    assert read(cluster, 600, fail=False) == list(range(600, 1000))
+
+
+def test_a_gateway_with_older_metadata_is_not_believed(
+    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = GatewayClient(cluster.addresses)
+    assert set(client.describe(None)) == {"flights"}
+    cluster.behind = 3
+    assert set(client.describe(None)) == {"flights"}
+    assert cluster.behind == 0
+    # A cluster that was restored goes on with lower versions.
+    monkeypatch.setattr(gateway_module, "BEHIND_GRACE_MS", 100)
+    cluster.behind = 1_000_000
+    assert client.describe(None) == {}
+    cluster.behind = 0
+    # Nothing is known of what was before.
+    cluster.behind = 1
+    assert GatewayClient(cluster.addresses).describe(None) == {}
