@@ -27,6 +27,7 @@ from pyspark_penstock.gateway import (
     UnknownCallError,
     select_topics,
 )
+from pyspark_penstock.jobs.archive_files import put
 from pyspark_penstock.jobs.frame import Cluster, JobError, Offsets, Span
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ class Checkpoint:
                     f"{directory} is the checkpoint of another query; name another with --checkpoint"
                 )
             else:
-                note.write_text(json.dumps(told, indent=2) + "\n")
+                put(note, json.dumps(told, indent=2) + "\n")  # a part of one would shut later runs out
         except (OSError, ValueError, AttributeError) as error:
             raise JobError(
                 f"the checkpoint {directory} can't be used ({error}); name another with --checkpoint"
