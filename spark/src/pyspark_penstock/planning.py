@@ -149,13 +149,13 @@ def tiled(client: GatewayClient, options: SourceOptions, ranges: Sequence[Offset
 
 
 def cap_bytes(
-    client: GatewayClient, options: SourceOptions, ranges: Sequence[OffsetRange]
+    client: GatewayClient, options: SourceOptions, ranges: Sequence[OffsetRange], turn: int
 ) -> Sequence[OffsetRange]:
-    """How far a micro-batch goes of what it might read, by maxBytesPerTrigger."""
+    """How far a micro-batch goes of what it might read, by maxBytesPerTrigger. `turn` is another one each time: offsets
+    would do as little as they do where all batches have as many records."""
     waiting = [item for item in ranges if item.size > 0]
     if options.bytes_per_trigger_max is None or not waiting:
         return ranges
-    turn = sum(item.start for item in waiting)
     capped_ones = capped(partial(size_ranges, client), waiting, options.bytes_per_trigger_max, turn)
     if capped_ones is None:
         _tell_no_sizes("maxBytesPerTrigger")

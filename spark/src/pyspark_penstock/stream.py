@@ -80,6 +80,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics_at_s = float("-inf")
         self._frozen: Looked | None = None
         """With Trigger.AvailableNow: the latest offsets when the query started."""
+        self._frozen_topics: dict[str, TopicInfo] | None = None
+        """With it: the topics then."""
         self._settled: dict[Partition, tuple[int, int]] = {}
         """By partition: the leader epoch and the offsets for which it is known that nothing below was cut."""
         self._last_due_s = float("-inf")
@@ -87,6 +89,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported: dict[str, Any] | None = None
         self._planned: dict[str, Any] | None = None
         """The last end offset of this reader: what it plans then was looked at a moment before."""
+        self._turn = 0
+        """Counts plans by bytes: whose turn it is where there is room for one batch."""
         self._losses: set[str] = set()
         """What was already said of data lost: a query that goes on would say it at every look."""
         self._given_up: set[Partition] = set()
@@ -103,7 +107,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts. The answer is kept: Spark asks again before every first batch."""
         if self._initial is None:
-            topics = self._topics_or_what_is_left(TOPICS_AGE_MAX_MS)
+            topics = self._not_after_the_freeze(self._topics_or_what_is_left(TOPICS_AGE_MAX_MS))
             offsets = resolve(
                 self._client(),
                 self._options.starting,
@@ -144,9 +148,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _within_bytes(self, following: Progress) -> Progress:
         """maxBytesPerTrigger: never more than that, but for one batch. Goes with maxOffsetsPerTrigger."""
+        self._turn += 1
         ends_now = {
             (item.topic, item.partition): item.end
-            for item in cap_bytes(self._client(), self._options, following.ranges())
+            for item in cap_bytes(self._client(), self._options, following.ranges(), self._turn)
         }
         return replace(following, to=following.to | ends_now)
 
@@ -157,7 +162,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freezes topics and their ends: the query stops there, however much is produced meanwhile."""
         for _ in range(_LOOKS_MAX):
-            topics = self._topics_or_what_is_left(0)
+            topics = self._frozen_topics = self._topics_or_what_is_left(0)
             self._frozen = self._look(keys_of(topics), {}, 0)
             if not self._frozen.gone:
                 return
@@ -253,9 +258,25 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise error from None
             return topics
 
+    @property
+    def _looked_at(self) -> dict[str, TopicInfo]:
+        """The topics that offsets are of."""
+        return self._topics if self._frozen_topics is None else self._frozen_topics
+
+    def _not_after_the_freeze(self, topics: dict[str, TopicInfo]) -> dict[str, TopicInfo]:
+        """A topic or partition that came behind it is the next run's, and one that went has no start."""
+        frozen = self._frozen_topics
+        if frozen is None:
+            return topics
+        return {
+            name: frozen[name]
+            for name, topic in topics.items()
+            if name in frozen and frozen[name].topic_id == topic.topic_id
+        }
+
     def _observe(self, current: Progress) -> Observed:
         if self._frozen is not None:
-            topics, looked = self._topics, self._frozen
+            topics, looked = self._looked_at, self._frozen
         else:
             topics = self._known_topics()
             keys = keys_of(topics)
@@ -298,7 +319,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_gone(self, topic: str, answer: OffsetAnswer) -> bool:
         """Deleted, or made anew, since the topics were listed."""
-        other = bool(answer.topic_id) and answer.topic_id != self._topics[topic].topic_id
+        other = bool(answer.topic_id) and answer.topic_id != self._looked_at[topic].topic_id
         if answer.code == UNKNOWN_TOPIC_OR_PARTITION or other:
             self._topics_at_s = float("-inf")
             return True
@@ -333,7 +354,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._settled[key] = suspects[key]
                 continue
             # A gateway of before does not tell: the batches do.
-            first_batch = partial(self._client().first_batch, self._topics[key[0]], key[1])
+            first_batch = partial(self._client().first_batch, self._looked_at[key[0]], key[1])
             end, position, epoch = looked.latest[key], current.to[key], current.epochs[key]
             cut = find_cut(first_batch, start, end, position, epoch)
             if cut is None:

@@ -616,3 +616,41 @@ def test_a_group_to_start_at_must_be_named() -> None:
         parse_options(raw, streaming=True)
     with pytest.raises(OptionError, match="for streaming queries"):
         parse_options(raw | {"commitGroupId": "g"}, streaming=False)
+
+
+@pytest.mark.parametrize("what", ["gone", "made anew", "new", "more partitions"])
+def test_what_becomes_of_topics_between_the_freeze_and_the_start_ends_no_query(
+    cluster: MemoryGateway, what: str
+) -> None:
+    """Spark asks for the start some time after it had the ends frozen, and topics are listed anew then."""
+    cluster.create("t2", 1)
+    cluster.append("t2", 0, [b"v"] * 7)
+    raw = {"gateway": cluster.addresses[0], "subscribePattern": "t.*", "startingOffsets": "earliest"}
+    reader = PenstockStreamReader(parse_options(raw, streaming=True), SCHEMA)
+    reader.prepareForTriggerAvailableNow()
+    if what == "gone":
+        del cluster.topics["t2"]
+    elif what == "made anew":
+        cluster.create("t2", 1)
+    elif what == "new":
+        cluster.create("t3", 1)
+        cluster.append("t3", 0, [b"v"] * 5)
+    else:
+        cluster.topics["t2"].logs.append(type(cluster.topics["t2"].logs[0])())
+        cluster.append("t2", 1, [b"v"] * 5)
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    left = [(0, 0, 7)] if what in ("new", "more partitions") else []
+    assert spans(reader, at) == [(0, 0, 100), *left]
+    assert reader.latestOffset(at, ALL) is at
+
+
+def test_where_there_is_room_for_one_batch_each_partition_has_its_turn(cluster: MemoryGateway) -> None:
+    """Batches of as many records everywhere: sums of offsets would choose the same partition again and again."""
+    cluster.create("t", 2)
+    for part in (0, 1):
+        cluster.append("t", part, [b"x"] * 100, size=10)
+    cluster.knows_sizes = True
+    steps = drained(reader_at(cluster, maxBytesPerTrigger="1"))
+    assert len(steps) == 21
+    for step in steps[2::2]:
+        assert len(set(step["to"]["t"].values())) == 1
