@@ -17,6 +17,9 @@ make them. With failOnDataLoss=false the surviving part is read, the lost range 
 logged, and reading never goes back. It always ends: the range is pinned in a checkpoint,
 so a task that waits for offsets beyond the end of a log that was cut would wait again
 after each restart. Such a wait is looked into after a while of silence (`silence`).
+What was written behind a cut, in a later leader epoch than the one that told the range's
+end, is none of the range: the driver sees the cut at its next look, and all that is new
+is read then.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from penstock_proto.fast.primitives import Buffer, MalformedMessage
 from penstock_proto.v1 import data_pb2
 from pyspark_penstock.answers import RangeAnswer, read_answer
 from pyspark_penstock.decode import Decoder
-from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX
+from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX, before_epoch
 from pyspark_penstock.direct.batches import whole, without_aborted
 from pyspark_penstock.direct.frames import FetchAnswer
 from pyspark_penstock.direct.route import DirectRoute, NodeLost, NoDirectWay
@@ -170,6 +173,9 @@ class RangeReader:
         if next_offset <= first:
             self._nothing_came(answer)
             return
+        if self._written_anew(run, route.leader_epoch) is not None:
+            self._give_up_direct("the log was cut and written anew")
+            return
         self._check_start(run, answer.log_start_offset)
         self._received = next_offset
         self._heard()
@@ -247,7 +253,7 @@ class RangeReader:
                 if answer.error:
                     return self._after_error(answer.error, answer.message, address)
                 yield from self._take(answer)
-                if answer.done:
+                if answer.done or self._received >= self._range.end:
                     return True
         finally:
             call.cancel()
@@ -288,10 +294,20 @@ class RangeReader:
                     f"{self._where}: the gateway's answer goes back from offset {self._received} "
                     f"to {response.next_offset}"
                 )
-            self._pending.append(records)
-            self._pending_bytes += len(records)
-        if response.next_offset > self._received:
-            self._received = response.next_offset
+            next_offset = response.next_offset
+            if (anew := self._written_anew(records, response.leader_epoch)) is not None:
+                records, cut = anew
+                self._lost(
+                    max(cut, self._received), self._range.end, f"the log was cut at {cut} and written anew"
+                )
+                next_offset = self._range.end
+            if len(records):
+                self._pending.append(records)
+                self._pending_bytes += len(records)
+        else:
+            next_offset = response.next_offset
+        if next_offset > self._received:
+            self._received = next_offset
             self._heard()
             self._backoff.reset()
         # Small answers are gathered: Arrow batches of a few rows cost more than their rows.
@@ -299,6 +315,13 @@ class RangeReader:
             yield from self._flush()
             # The time that Spark took over these rows is not the gateway's silence.
             self._progress_s = time.monotonic()
+
+    def _written_anew(self, records: Buffer, leader_epoch: int) -> tuple[memoryview, int] | None:
+        """What stands before a cut that came behind the plan, and where it is; None when there is none."""
+        if not 0 <= self._range.epoch < leader_epoch:
+            return None
+        found = before_epoch(records, self._range.epoch)
+        return None if found is None or found[1] >= self._range.end else found
 
     def _check_start(self, records: Buffer, log_start_offset: int) -> None:
         """Tells records that retention took since the last answer from a harmless gap."""

@@ -296,7 +296,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cuts = self._cuts(current, known, Looked(latest, looked.epochs))
         seen = Observed(ids, latest, earliest, first, looked.epochs, cuts)
         if any(latest[key] < current.to[key] for key in known if key not in cuts):
-            seen = replace(seen, latest=self._after_regression(current, seen))
+            seen = self._after_regression(current, seen)
         return seen
 
     def _look(self, keys: list[Partition], known: Offsets, wait_ms: int) -> Looked:
@@ -363,10 +363,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 cuts[key] = cut
         return cuts
 
-    def _after_regression(self, current: Progress, seen: Observed) -> Offsets:
+    def _after_regression(self, current: Progress, seen: Observed) -> Observed:
         """Looks again for a while at partitions that end below where they were read to."""
         deadline = time.monotonic() + REGRESSION_GRACE_MS / 1000
-        latest = dict(seen.latest)
+        latest, epochs = dict(seen.latest), dict(seen.epochs)
         while True:
             short = [
                 key
@@ -375,12 +375,14 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
             if self._given_up.issuperset(short) or time.monotonic() >= deadline:
                 self._given_up.update(short)
-                return latest
+                return replace(seen, latest=latest, epochs=epochs)
             time.sleep(_REGRESSION_POLL_MS / 1000)
-            now = self._there(short, LATEST)
+            again = self._look(short, {}, 0)
+            now = again.latest
             # With AvailableNow nothing beyond the frozen end is taken; being back is enough.
             caps = {key: current.to[key] for key in short} if self._frozen is not None else now
             latest |= {key: min(offset, caps[key]) for key, offset in now.items()}
+            epochs |= again.epochs  # another leader may tell now, and what it has written is of its epoch
 
     def _is_due(self, news: int, limit: ReadLimit) -> bool:
         """minOffsetsPerTrigger: wait for more, but not longer than maxTriggerDelay, and not at the end.

@@ -486,3 +486,45 @@ def test_a_gateway_with_older_metadata_is_not_believed(
     # Nothing is known of what was before.
     cluster.behind = 1
     assert GatewayClient(cluster.addresses).describe(None) == {}
+
+
+def written_anew(cluster: MemoryGateway) -> OffsetRange:
+    """A range that was planned before its log was cut at 500 and grew beyond it again."""
+    wanted = OffsetRange("flights", 0, 0, 1000, cluster.topics["flights"].topic_id, epoch=0)
+    cluster.cut("flights", 0, 500)
+    cluster.append("flights", 0, [b"new %d" % i for i in range(700)])
+    return wanted
+
+
+def reading(cluster: MemoryGateway, wanted: OffsetRange, fail: bool, chunk_bytes: int) -> list[Any]:
+    reader = RangeReader(
+        wanted,
+        tuple(cluster.addresses),
+        Decoder("flights", 0, SCHEMA),
+        fail_on_data_loss=fail,
+        chunk_bytes=chunk_bytes,
+        poll_timeout_ms=60_000,
+    )
+    return [value for batch in reader.batches() for value in batch.column("value").to_pylist()]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4096, 1 << 20])
+def test_what_was_written_behind_a_cut_is_none_of_a_range_that_was_planned_before(
+    cluster: MemoryGateway, caplog: pytest.LogCaptureFixture, chunk_bytes: int
+) -> None:
+    """The driver goes back to the cut at its next look: what is new would come twice."""
+    wanted = written_anew(cluster)
+    assert reading(cluster, wanted, False, chunk_bytes) == [b"value %d" % i for i in range(500)]
+    assert "offsets 500 to 999 are gone: the log was cut at 500 and written anew" in caplog.text
+    with pytest.raises(DataLossError, match="offsets 500 to 999 are gone"):
+        reading(cluster, wanted, True, chunk_bytes)
+
+
+def test_a_new_leader_with_the_whole_range_is_no_cut(cluster: MemoryGateway) -> None:
+    wanted = OffsetRange("flights", 0, 0, 1000, cluster.topics["flights"].topic_id, epoch=0)
+    cluster.cut("flights", 0, 1000)
+    cluster.append("flights", 0, [b"new"] * 100, size=7)
+    assert reading(cluster, wanted, True, 4096) == [b"value %d" % i for i in range(1000)]
+    # Where nobody told an epoch nothing is known of cuts.
+    wanted = OffsetRange("flights", 0, 990, 1010, cluster.topics["flights"].topic_id)
+    assert len(reading(cluster, wanted, True, 4096)) == 20

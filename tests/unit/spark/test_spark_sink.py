@@ -376,7 +376,12 @@ def test_whether_gateways_are_there_is_asked_as_who_writes(
     cluster: SinkGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(gateway_module, "is_answering", lambda *who: asked.append(who) is None)
+
+    def is_answering(*who: Any) -> bool:
+        asked.append(who)
+        return True
+
+    monkeypatch.setattr(gateway_module, "is_answering", is_answering)
     monkeypatch.setattr(gateway_module.Access, "open", _nobody)
     producer = Producer(["127.0.0.1:1"], credentials_file="/no/such.properties", delivery_timeout_ms=1)
     with pytest.raises(GatewayError, match=r"gateways answer at 127\.0\.0\.1:1"):

@@ -654,3 +654,39 @@ def test_where_there_is_room_for_one_batch_each_partition_has_its_turn(cluster: 
     assert len(steps) == 21
     for step in steps[2::2]:
         assert len(set(step["to"]["t"].values())) == 1
+
+
+def test_a_log_cut_and_written_anew_before_a_planned_batch_is_read_gives_each_new_record_once(
+    cluster: MemoryGateway, make: Make
+) -> None:
+    reader = make(failOnDataLoss="false")
+    end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.cut("t", 0, 0)
+    cluster.append("t", 0, [b"new"] * 140, size=20)
+    seen: list[int] = []
+    for _ in range(2):
+        for part in reader.partitions({}, end):
+            seen += [offset for batch in reader.read(part) for offset in batch.column("offset").to_pylist()]
+        end = stored(reader.latestOffset(end, ALL))
+    assert sorted(seen) == list(range(140))
+
+
+def test_a_second_leader_while_the_first_lags_is_told_with_its_epoch(
+    cluster: MemoryGateway, fake_time: Time, make: Make
+) -> None:
+    """What it has written is of its epoch, not of the one in which the log seemed to end early."""
+    reader = make()
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.topics["t"].logs[0].epoch = 1
+    cluster.latest_shift = -40
+
+    def elected() -> None:
+        cluster.topics["t"].logs[0].epoch = 2
+        cluster.latest_shift = 0
+        cluster.append("t", 0, [b"v"] * 10)
+        fake_time.after_sleep = lambda: None
+
+    fake_time.after_sleep = elected
+    at = stored(reader.latestOffset(at, ALL))
+    assert (at["to"]["t"]["0"], at["epochs"]["t"]["0"]) == (110, 2)
+    assert reader.latestOffset(at, ALL) is at
