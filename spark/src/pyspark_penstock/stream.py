@@ -38,7 +38,17 @@ from pyspark_penstock.gateway import (
 from pyspark_penstock.group_commits import GroupCommits
 from pyspark_penstock.options import EARLIEST, LATEST, SourceOptions
 from pyspark_penstock.parts import restore
-from pyspark_penstock.planning import Offsets, Partition, cap_bytes, checked, ends, keys_of, resolve, tiled
+from pyspark_penstock.planning import (
+    Offsets,
+    Partition,
+    cap_bytes,
+    checked,
+    ends,
+    keys_of,
+    resolve,
+    settled_ends,
+    tiled,
+)
 from pyspark_penstock.progress import Observed, Progress, advance, gone, unknown
 from pyspark_penstock.questions import commit_group, epoch_ends
 from pyspark_penstock.reader import RangePartition, range_partitions, read_partition
@@ -402,7 +412,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Offsets given by number must exist; with failOnDataLoss=false the nearest that does is taken."""
         if self._options.starting.kind not in ("offsets", "group"):
             return offsets
-        first, last = (ends(self._client(), list(offsets), which) for which in (EARLIEST, LATEST))
+        first, last = ends(self._client(), list(offsets), EARLIEST), settled_ends(self._client(), offsets)
         for key, offset in offsets.items():
             if not first[key] <= offset <= last[key]:
                 self._lost([f"{key[0]}-{key[1]}: start {offset} is outside {first[key]}..{last[key]}"])

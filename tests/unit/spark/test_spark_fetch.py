@@ -13,6 +13,7 @@ import pytest
 
 from penstock_proto.v1 import common_pb2, data_pb2
 from pyspark_penstock import gateway as gateway_module
+from pyspark_penstock import planning
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.errors import DataLossError, GatewayError, OptionError
 from pyspark_penstock.fetch import RangeReader
@@ -326,7 +327,34 @@ def test_patterns_search_and_leave_out_what_is_kafkas_own(
     assert set(select_topics(GatewayClient.of(parsed), parsed)) == found
 
 
-def test_batch_bounds(cluster: MemoryGateway) -> None:
+def test_a_leader_that_lags_behind_what_was_told_loses_no_batch_its_end(
+    cluster: MemoryGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of a batch read is told by one leader, and held against what the next one knows."""
+    asked = 0
+
+    def after_list() -> None:
+        nonlocal asked
+        asked += 1
+        cluster.latest_shift = -100 if 2 <= asked < 6 else 0
+
+    for options in ({}, {"endingOffsets": '{"flights":{"0":1000,"1":-1}}'}):
+        for fails in ("true", "false"):
+            asked, cluster.after_list = 0, after_list
+            given = {
+                "gateway": cluster.addresses[0],
+                "subscribe": "flights",
+                "failOnDataLoss": fails,
+            } | options
+            parsed = parse_options(given, streaming=False)
+            planned = batch_ranges(GatewayClient.of(parsed), parsed)
+            assert [(item.start, item.end) for item in planned] == [(0, 1000)]
+            assert asked >= 6
+    assert "beyond the end" not in caplog.text
+
+
+def test_batch_bounds(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "REGRESSION_GRACE_MS", 0)
     cluster.append("flights", 1, [b"value %d" % i for i in range(10)], timestamp_ms=2_000_000_000_000)
 
     def ranges(**options: str) -> dict[int, tuple[int, int]]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
+from pyspark_penstock import planning
 from pyspark_penstock import stream as stream_module
 from pyspark_penstock.errors import DataLossError, OptionError, PenstockError
 from pyspark_penstock.options import parse_options
@@ -149,6 +150,7 @@ def test_epochs_are_stored_and_old_forms_have_none() -> None:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGateway]:
     monkeypatch.setattr(stream_module, "TOPICS_AGE_MAX_MS", 0)
     monkeypatch.setattr(stream_module, "REGRESSION_GRACE_MS", 600)
+    monkeypatch.setattr(planning, "REGRESSION_GRACE_MS", 0)
     memory = MemoryGateway()
     memory.start()
     memory.create("t", 2)
