@@ -39,6 +39,7 @@ from pyspark_penstock.sink.protocol import (
 BEGIN_BUDGET_MS = 60_000
 COMMIT_BUDGET_MS = 120_000
 ABORT_BUDGET_MS = 10_000
+DESCRIBE_BUDGET_MS = 10_000
 """How long a call is tried: coordinators are replaced within seconds."""
 CALL_TIMEOUT_MS = 30_000
 """One try: a begin waits until what the id's last holder left is ended."""
@@ -125,6 +126,15 @@ class SinkCalls:
         """Raises PenstockError."""
         request = sinks_pb2.AbortStageRequest(sink=call.sink, triple=_said(call.triple))
         self._call(lambda gateway, options: gateway.AbortStage(request, **options), call.sink, budget_ms)
+
+    def last(self, sink: str) -> Entry | None:
+        """The last unit that a sink has decided. Raises PenstockError."""
+        request = sinks_pb2.DescribeSinkRequest(sink=sink)
+        answer = self._call(
+            lambda gateway, options: gateway.DescribeSink(request, **options), sink, DESCRIBE_BUDGET_MS
+        )
+        said = answer.sink
+        return Entry(said.last.query, said.last.epoch) if said.HasField("last") else None
 
     def _call(
         self, call: Callable[[gateway_pb2_grpc.GatewayStub, dict[str, Any]], A], sink: str, budget_ms: int
