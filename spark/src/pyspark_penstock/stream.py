@@ -107,6 +107,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Partitions that ended below their position for long enough."""
         self._gateway: GatewayClient | None = None
         self._commits: GroupCommits | None = None
+        self._committing: GatewayClient | None = None
+        """A client of its own for these, for it is used beside this one's."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Executors need the schema and the options; the rest is the planner's."""
@@ -213,10 +215,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks for the next offset when everything up to this one is processed, and in its commit log."""
         if not self._options.commit_group or current.start is None:
             return
-        if self._commits is None:
-            # A client of its own, for it is used beside this one's.
-            client = GatewayClient.of(replace(self._options, remarks=()))
-            self._commits = GroupCommits(partial(commit_group, client, self._options.commit_group))
+        if self._commits is None or self._committing is None:
+            self._committing = GatewayClient.of(replace(self._options, remarks=()))
+            self._commits = GroupCommits(partial(commit_group, self._committing, self._options.commit_group))
+        self._committing.learned = self._client().learned  # nobody else tells it
         self._commits.offer(current.to, f"spark {current.query or '-'} {current.batch}")
 
     def _named(self, current: Progress, following: Progress) -> Progress:

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pyspark_penstock.encode import Rows, encode_batches
 from pyspark_penstock.errors import GatewayError, OptionError, PenstockError
@@ -24,7 +25,7 @@ from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
 from pyspark_penstock.sink.producer import Producer, StageEndedError
 from pyspark_penstock.sink.protocol import BeginStage, CommitUnit, Entry, RefusedUnitError, Triple, Unit
 from pyspark_penstock.sink.units import Task, current_task, terms_of, unit_of
-from pyspark_penstock.sink.writer import BatchWriter, StreamWriter
+from pyspark_penstock.sink.writer import BatchWriter, StreamWriter, stream_writer
 from unit.spark.spark_stage_gateway import StageGateway, unimplemented
 
 QUERY = "4b5c"
@@ -447,6 +448,26 @@ def test_who_finds_no_coordinator_says_what_was_told_last(
     task()
     with pytest.raises(GatewayError, match=r"sink s: 127.*COORDINATOR_NOT_AVAILABLE; gateways answer at"):
         stream(cluster, sinkId="s").write(iter([table(5)]))
+
+
+def test_the_only_gateway_that_is_configured_may_go_once_the_driver_has_begun(
+    cluster: StageGateway, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks, and the process that commits, know others from the one that made the writer."""
+    cluster.start()
+    given = {"gateway": cluster.addresses[0], "topic": "t"}
+    made = pickle.dumps(stream_writer(given, StructType([StructField("value", BinaryType())])))
+    cluster.stop_one(0)
+    for name in ("BEGIN_BUDGET_MS", "COMMIT_BUDGET_MS"):
+        monkeypatch.setattr(calls, name, 5_000)
+    calls._known.clear()
+    task()
+    writer = pickle.loads(made)
+    writer.commit([writer.write(iter([table(10)]))], 0)
+    assert values(cluster) == list(range(10))
+    plain = given | {"delivery": "at-least-once", "gateway": ",".join(cluster.addresses)}
+    stream_writer(plain, StructType([StructField("value", BinaryType())])).write(iter([table(5)]))
+    assert len(cluster.rows("t")) == 15
 
 
 def test_what_a_sink_has_decided_last_can_be_asked(cluster: StageGateway, task: Any) -> None:

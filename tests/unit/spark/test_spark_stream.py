@@ -692,3 +692,17 @@ def test_a_second_leader_while_the_first_lags_is_told_with_its_epoch(
     at = stored(reader.latestOffset(at, ALL))
     assert (at["to"]["t"]["0"], at["epochs"]["t"]["0"]) == (110, 2)
     assert reader.latestOffset(at, ALL) is at
+
+
+def test_progress_is_committed_by_gateways_that_were_learned(cluster: MemoryGateway) -> None:
+    """The configured one may go when the query has begun."""
+    configured = cluster.addresses[0]
+    cluster.start()
+    raw = {"gateway": configured, "subscribe": "t", "startingOffsets": "earliest", "commitGroupId": "g"}
+    reader = PenstockStreamReader(parse_options(raw, streaming=True), SCHEMA)
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.stop_one(0)
+    assert reader.latestOffset(at, ALL) is at
+    assert reader._commits is not None
+    reader._commits.settle(60)
+    assert cluster.group["t", 0] == 100

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -62,6 +63,18 @@ _VERDICTS = {
 
 _known: dict[tuple[str, ...], tuple[str, ...]] = {}
 """Gateways that this process has learned, by those that were configured."""
+
+
+def others(gateways: Sequence[str], credentials_file: str = "") -> tuple[str, ...]:
+    """Gateways that the cluster names beside these, for the driver to hand to its tasks: what it began with may be gone
+    when they come. None when nobody answers, which whoever writes finds out."""
+    known = tuple(gateways)
+    if known not in _known:
+        client = GatewayClient(known, credentials_file=credentials_file, retries_max=0, retry_budget_ms=0)
+        with suppress(PenstockError):
+            client.describe([])
+            _known[known] = client.others()
+    return _known.get(known, ())
 
 
 class _Answer(Protocol):
