@@ -209,6 +209,8 @@ class JoiningSpark:
     def option(self, name: str, value: Any) -> JoiningSpark:
         if name == "maxRecordsPerFile":
             self._most = int(value)
+        elif name == "basePath":
+            self._base = Path(value)
         return self
 
     def _same(self, *_: Any) -> JoiningSpark:
@@ -224,8 +226,11 @@ class JoiningSpark:
             for path in paths:
                 with pq.ParquetFile(path) as file:
                     table = file.read()
-                key = Path(path).parent.name, table.column("partition")[0].as_py()
-                self._tables.setdefault(key, []).append(table)
+                folder = str(Path(path).parent.relative_to(self._base))
+                self._tables.setdefault((folder, table.column("partition")[0].as_py()), []).append(table)
+            assert len({folder.count("/") for folder, _ in self._tables}) == 1, (
+                "Conflicting partition column names"
+            )
         return self
 
     def _write(self, staging: Path) -> None:
@@ -239,9 +244,16 @@ class JoiningSpark:
                 pq.write_table(whole.slice(first, self._most), room / f"part-{first:08d}.parquet")
 
 
-def written(archive: ArchiveFiles, batch_id: int, partition: int, first: int, count: int) -> None:
+def written(
+    archive: ArchiveFiles,
+    batch_id: int,
+    partition: int,
+    first: int,
+    count: int,
+    folder: str = "date=2026-11-25",
+) -> None:
     """A micro-batch with one file."""
-    path = archive.directory / "date=2026-11-25" / f"{archive.prefix(QUERY, batch_id)}00000.parquet"
+    path = archive.directory / folder / f"{archive.prefix(QUERY, batch_id)}00000.parquet"
     parquet(path, partition, first, count)
     item = DataFile(path=str(path.relative_to(archive.directory)), **described(path))
     archive.add(manifest(batch_id, {partition: first}, {partition: first + count}, item))
@@ -308,6 +320,21 @@ def test_files_that_lose_rows_when_they_are_joined_stay_as_they_are(tmp_path: Pa
     assert spark.settings == {"spark.sql.sources.partitionOverwriteMode": "dynamic"}
     assert held(archive) == rows
     assert len(list(tmp_path.rglob("date=*/*.parquet"))) == 1
+
+
+@pytest.mark.usefixtures("plain_expressions")
+def test_files_by_date_and_files_by_hour_are_joined_apart(tmp_path: Path) -> None:
+    archive = ArchiveFiles.at(str(tmp_path))
+    for batch_id in range(4):
+        folder = "date=2026-11-25" if batch_id < 2 else "date=2026-11-25/hour=07"
+        written(archive, batch_id, 0, batch_id * 6, 6, folder)
+    rows = held(archive)
+    assert compact_archive(JoiningSpark(), archive, quiet) == 4  # type: ignore[arg-type]
+    assert held(ArchiveFiles.at(str(tmp_path))) == rows
+    assert sorted(str(Path(item.path).parent) for item in archive.files()) == [
+        "date=2026-11-25",
+        "date=2026-11-25/hour=07",
+    ]
 
 
 @pytest.mark.parametrize("done", range(4))

@@ -36,8 +36,18 @@ _JOINED: Final = "joined-"
 
 
 def compact_archive(spark: SparkSession, files: ArchiveFiles, progress: Progress) -> int:
-    """Returns how many files were joined."""
-    groups = small_files(files.files())
+    """Returns how many files were joined: those by date and those by hour apart, for no table has both."""
+    forms = sorted({_folders(item) for item in files.files()})
+    return sum(_compact(spark, files, folders, progress) for folders in forms)
+
+
+def _folders(item: DataFile) -> tuple[str, ...]:
+    """Names of the columns by which a file is kept."""
+    return tuple(name.split("=")[0] for name in PurePosixPath(item.path).parent.parts)
+
+
+def _compact(spark: SparkSession, files: ArchiveFiles, folders: tuple[str, ...], progress: Progress) -> int:
+    groups = small_files([item for item in files.files() if _folders(item) == folders])
     chosen = [item for group in groups for item in group]
     if not chosen:
         return 0
@@ -46,7 +56,6 @@ def compact_archive(spark: SparkSession, files: ArchiveFiles, progress: Progress
     files.drop_leftovers(_JOINED)
     # Of this compaction alone: what it joins may be another's work, behind which no micro-batch has come.
     prefix = f"{_JOINED}{files.prefix(whole.query_id, whole.batch_id)}{uuid.uuid4().hex[:8]}-"
-    folders = [name.split("=")[0] for name in PurePosixPath(chosen[0].path).parent.parts]
     mean = max(sum(item.bytes for item in chosen) // max(sum(item.rows for item in chosen), 1), 1)
     frame = spark.read.option("basePath", str(files.directory)).parquet(
         *[str(files.directory / item.path) for item in chosen]
