@@ -225,8 +225,8 @@ class TransactionLink:
         if fenced != self._told_of_fenced:
             self._told_of_fenced = fenced
             self._log.warning(
-                "a log has a marker of a newer transaction coordinator: the transaction waits there until this one"
-                " hears of it; if there is none, a marker was written by hand with too high a coordinator epoch",
+                "a leader knows a newer transaction coordinator: the transaction waits there until this one hears"
+                " of it",
                 producer_id=key.producer_id,
                 producer_epoch=key.producer_epoch,
                 coordinator_epoch=key.coordinator_epoch,
@@ -328,6 +328,11 @@ class TransactionLink:
             "penstock_node_transaction_markers_superseded",
             "Markers of coordinators here that met a newer epoch of their producer, and were not written.",
             value=self.outbox.ended_elsewhere_count,
+        )
+        yield CounterMetricFamily(
+            "penstock_node_transaction_markers_fenced",
+            "Markers of coordinators here that a leader refused twice, since it knows a newer coordinator.",
+            value=self.outbox.fenced_count,
         )
         asked = CounterMetricFamily(
             "penstock_node_transaction_verifications",

@@ -9,9 +9,8 @@ A marker is tried for ever:
   no harm;
 * INVALID_PRODUCER_EPOCH is done as well: that log has a newer epoch of the producer, so this transaction has ended
   there (Kafka lets the id hang until its coordinator is loaded anew: KAFKA-19999);
-* TRANSACTION_COORDINATOR_FENCED: the leader knows a newer coordinator. If there is one, this one hears of it and
-  withdraws what it has due. If there is none, since a marker that was written by hand had too high an epoch, only that
-  partition waits; Kafka forgets it until the coordinator is loaded anew.
+* TRANSACTION_COORDINATOR_FENCED: the leader knows a newer coordinator, of which this one hears too, and withdraws what
+  it has due. Until then it tries again; Kafka forgets the marker until the coordinator is loaded anew.
 
 Source: TransactionMarkerChannelManager, TransactionMarkerRequestCompletionHandler.
 """
