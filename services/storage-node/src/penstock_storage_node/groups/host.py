@@ -135,6 +135,11 @@ class GroupHost(CoordinatorHost[Shard]):
     def serve(self, hosted: Hosted[Shard]) -> None:
         """See `CoordinatorHost`."""
         hosted.shard.resume()
+        image = self._manager.registry.image
+        # Who had committed them knew their topics, by metadata older than this leadership; but a topic that restored
+        # metadata do not know may be on the nodes still, and be taken again.
+        if not image.restored_version:
+            hosted.shard.forget_deleted(lambda name: name in image.topic_ids)
 
     def on_marker(self, partition: Partition, producer_id: int, offset: int, *, commits: bool) -> None:
         """A marker that the high watermark covers, in a partition that this node leads; in the order of the log."""

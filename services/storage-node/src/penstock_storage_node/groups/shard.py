@@ -304,6 +304,10 @@ class Shard:
         """Topics were deleted: so are the offsets in them."""
         self._offsets.forget_topics(names)
 
+    def forget_deleted(self, is_there: Callable[[str], bool]) -> None:
+        """Once, after `resume`: offsets go whose topics were deleted while nobody could be told, or this log was read."""
+        self._offsets.forget_deleted(is_there)
+
     # -- groups as a whole -----------------------------------------------------------------------
 
     def delete_group(self, group_id: str, reply: Callable[[ErrorCode], None]) -> None:
