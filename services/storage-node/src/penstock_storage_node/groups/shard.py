@@ -305,7 +305,7 @@ class Shard:
         self._offsets.forget_topics(names)
 
     def forget_deleted(self, is_there: Callable[[str], bool]) -> None:
-        """Once, after `resume`: offsets go whose topics were deleted while nobody could be told, or this log was read."""
+        """Once, after `resume`: offsets go whose topics were deleted while this log was read, or nobody led it."""
         self._offsets.forget_deleted(is_there)
 
     # -- groups as a whole -----------------------------------------------------------------------

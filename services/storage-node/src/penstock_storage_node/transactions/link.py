@@ -168,6 +168,8 @@ class TransactionLink:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._expire_ms = manager.clock_ms() + EXPIRE_MS
+        self._deleted: set[str] = set()
+        """Topics that went while this process looked, since the metadata were restored from a backup."""
         self._told_of_newer = 0
         self._told_of_fenced = 0
 
@@ -188,7 +190,9 @@ class TransactionLink:
         topic = self._manager.registry.image.topic(name.topic)
         state = None if topic is None else topic.partitions.get(name.partition)
         if state is None:
-            return Place.GONE
+            # A topic that restored metadata lack may be on the nodes, and be taken again (decision 0057).
+            is_gone = not self._manager.registry.image.restored_version or name.topic in self._deleted
+            return Place.GONE if is_gone else Place.NO_LEADER
         return Place.NO_LEADER if state.leader == NO_NODE else NodeId(state.leader)
 
     def _send_markers(self, node: NodeId, markers: Sequence[Marker]) -> None:
@@ -267,7 +271,8 @@ class TransactionLink:
 
     def on_metadata(self, old: MetadataImage, new: MetadataImage) -> None:
         """Leaders may be known now, and epochs of coordinators."""
-        del old, new
+        if 0 < new.restored_version <= old.version and old.topic_ids is not new.topic_ids:
+            self._deleted |= old.topic_ids.keys() - new.topic_ids.keys()
         self.leading.metadata_changed()
         self.outbox.metadata_changed()
 

@@ -4,7 +4,8 @@ It is told what is due and what is withdrawn, answers, lost streams and new meta
 node, and which partitions have their marker. Markers that are ready go together, one message for each node and turn.
 A marker is tried for ever:
 
-* without a leader it waits for newer metadata, and a partition that these do not know is done: it was deleted;
+* without a leader it waits for newer metadata, and a partition that these do not know is done: it was deleted (or
+  may be there all the same, in metadata that were restored: then it waits as well);
 * an error, or the loss of the stream that it went by, brings it to the leader of a moment later. Written twice it does
   no harm;
 * INVALID_PRODUCER_EPOCH is done as well: that log has a newer epoch of the producer, so this transaction has ended
