@@ -542,20 +542,28 @@ async def test_who_is_answered_is_held_no_more() -> None:
 
 
 class Relayed:
-    """A stream of a gateway's; it says whether its client is there when the test does."""
+    """A stream of a gateway's; it says whether its client is there when the test does, or at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_there: bool = False) -> None:
         self.asks: list[int] = []
-        self.stream = ClientStream(ask=self.asks.append)
+        self.is_there = is_there
+        self.stream = ClientStream(ask=self._ask)
+
+    def _ask(self, number: int) -> None:
+        if self.is_there:
+            self.stream.told(number)
+        else:
+            self.asks.append(number)
 
 
 async def test_a_late_request_of_a_client_that_went_decides_nothing() -> None:
     """An EndTxn of the old protocol that a hiccup held back would end the next transaction."""
     peer = Peer()
-    first, second = Relayed(), Relayed()
+    first, second = Relayed(is_there=True), Relayed()
     peer.stream = first.stream
     pair = await peer.pair()
     assert await peer.add(0, pair, ("t", (0,))) == [("t", 0, 0)]
+    first.is_there = False
     asked = {"transactional_id": "x", "producer_id": pair[0], "producer_epoch": pair[1]}
     # The client gives its EndTxn up and sends it again by another connection, then begins anew.
     peer.stream = second.stream
@@ -570,11 +578,29 @@ async def test_a_late_request_of_a_client_that_went_decides_nothing() -> None:
     peer.stream = first.stream
     late = peer.send(K.END_TXN, 1, **asked, committed=True)
     peer.rig.settle()
-    assert (first.asks, late.done()) == ([1], False)
+    assert (first.asks, late.done()) == ([2], False)
     assert peer.rig.value("x").status.label == "Ongoing"
     first.stream.end()
-    first.stream.told(1)
+    first.stream.told(2)
     peer.rig.settle()
+    assert peer.rig.value("x").status.label == "Ongoing"
+    late.cancel()
+
+
+async def test_a_late_request_decides_nothing_at_a_coordinator_that_has_just_begun() -> None:
+    """The client goes on by another connection, and its coordinator moves before that one is heard of there."""
+    peer = Peer()
+    gone, other = Relayed(), Relayed(is_there=True)
+    peer.stream = other.stream
+    pair = await peer.pair()
+    assert await peer.add(0, pair, ("t", (0,))) == [("t", 0, 0)]
+    peer.rig.fail_over()
+    peer.handler = TransactionHandler(peer.host, Rights(AllowAll()), LoopTurns())  # type: ignore[arg-type]
+    peer.stream = gone.stream
+    asked = {"transactional_id": "x", "producer_id": pair[0], "producer_epoch": pair[1]}
+    late = peer.send(K.END_TXN, 1, **asked, committed=True)
+    peer.rig.settle()
+    assert (gone.asks, late.done()) == ([1], False)
     assert peer.rig.value("x").status.label == "Ongoing"
     late.cancel()
 
