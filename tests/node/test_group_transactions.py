@@ -260,3 +260,15 @@ async def test_offsets_of_a_topic_that_is_deleted_while_their_log_is_read_go(
     await found[3].served()
     assert await found[3].mark(commit=True) is E.NONE
     assert found[3].offsets() == {}
+
+
+async def test_offsets_go_with_their_topic_though_its_name_is_there_again(cluster: MiniCluster) -> None:
+    """A node that was held up hears of both at once."""
+    one = (await coordinators(cluster))[1]
+    await one.commit({0: 5}, None)
+    await one.commit({1: 6})
+    again = pb.MetadataRecord(topic=pb.TopicRecord(topic_id=TopicId(b"u" * 16), name="t"))
+    before = cluster.image
+    cluster.change(GONE_T, again)
+    one.host.on_metadata(before, cluster.image)
+    await eventually(lambda: (one.offsets(), one.unstable(0, 1)) == ({}, set()))

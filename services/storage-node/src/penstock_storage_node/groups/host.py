@@ -208,10 +208,10 @@ class GroupHost(CoordinatorHost[Shard]):
             )
 
     def on_metadata(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Offsets of deleted topics go."""
+        """Offsets of deleted topics go, of those too whose names were given again before this node heard of it."""
         if old.topic_ids is new.topic_ids:
             return
-        gone = frozenset(old.topic_ids.keys() - new.topic_ids.keys())
+        gone = frozenset(name for name, _ in old.topic_ids.items() - new.topic_ids.items())
         if gone:
             for shard in self.shards():
                 shard.forget_topics(gone)
