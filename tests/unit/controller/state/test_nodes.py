@@ -353,6 +353,59 @@ def test_unclean_stop_counts_for_replicated_topics_only(cluster: Cluster) -> Non
     assert (cluster.partition("memory").leader, cluster.partition("memory").recovering) == (3, True)
 
 
+NEW_DIRECTORY = b"n" * 16
+
+
+def test_a_last_known_leader_with_a_new_disk_leads_nobody_to_nothing(cluster: Cluster) -> None:
+    """The others would cut what they have down to its empty log, though unclean election is off."""
+    cluster.create(min_insync_replicas="1")
+    assert cluster.propose([1]).error.code == 0
+    cluster.fence(1)
+    before = cluster.partition()
+    assert (before.leader, before.isr, before.elr, before.last_known_leader) == (NO_NODE, (), ids(1), 1)
+    cluster.register(1, directory_id=NEW_DIRECTORY)
+    cluster.unfence(1)
+    held = cluster.partition()
+    assert (held.leader, held.isr, held.elr, held.last_known_leader) == (NO_NODE, (), (), NO_NODE)
+    assert held.leader_epoch == before.leader_epoch
+    assert held.partition_epoch > before.partition_epoch
+    # A person may say that what others have is to count.
+    cluster.fence(1)
+    request = api.ElectLeadersRequest(unclean=True)
+    cluster.do(elections.elect_leaders(cluster.context, request))
+    assert (cluster.partition().leader, cluster.partition().recovering) == (2, True)
+
+
+def test_nor_does_one_that_was_left_out_before_its_disk_was_replaced(cluster: Cluster) -> None:
+    cluster.create("memory", min_insync_replicas="1", penstock_durability="replicated")
+    assert cluster.propose([1], "memory").error.code == 0
+    cluster.fence(1)
+    cluster.register(1, clean_shutdown=False)
+    assert (cluster.partition("memory").elr, cluster.partition("memory").last_known_leader) == ((), 1)
+    cluster.register(1, directory_id=NEW_DIRECTORY)
+    cluster.unfence(1)
+    assert (cluster.partition("memory").leader, cluster.partition("memory").last_known_leader) == (-1, -1)
+
+
+def test_the_only_replica_begins_anew_with_a_new_disk(cluster: Cluster) -> None:
+    cluster.create(assignments=[[2]])
+    cluster.fence(2)
+    cluster.register(2, directory_id=NEW_DIRECTORY)
+    cluster.unfence(2)
+    assert (cluster.partition().leader, cluster.partition().recovering) == (2, True), (
+        "nobody else has anything"
+    )
+
+
+def test_a_leader_elsewhere_is_none_of_a_new_disks_business(cluster: Cluster) -> None:
+    cluster.create()
+    cluster.fence(1)
+    cluster.register(1, directory_id=NEW_DIRECTORY)
+    cluster.unfence(1)
+    held = cluster.partition()
+    assert (held.leader, held.isr, held.last_known_leader) == (2, ids(2, 3), 2)
+
+
 def test_single_replica_comes_back(cluster: Cluster) -> None:
     cluster.create(assignments=[[2]])
     cluster.fence(2)
