@@ -376,7 +376,8 @@ class _Writer:
         if self.aborted or fs.exists(segment.aborted.path):
             create_with(fs, segment.aborted.path + CLEANED, encode_entries(self.aborted), sync=True)
         else:
-            unlink_if_exists(fs, segment.aborted.path + CLEANED)  # of a run that was killed, with entries of then
+            # Of a run that was killed, with entries of then.
+            unlink_if_exists(fs, segment.aborted.path + CLEANED)
         return CleanedGroup(
             segment.base_offset,
             sources,
