@@ -135,12 +135,11 @@ class _Stream:
     async def read(self) -> None:
         """Take in what the follower says, until it ends the stream."""
         manager = self._manager
-        while not self.ended:
+        while True:
             message = await self._context.read()
-            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            # Once it has ended another one has its place, and what it still says counts no more.
+            if self.ended or message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 return
-            if self.ended:
-                return  # another one took its place: what it still says counts no more
             request = pb.ReplicateRequest.FromString(message)
             now_ms = manager.clock_ms()
             for number in request.closes:
