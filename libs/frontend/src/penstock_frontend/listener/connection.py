@@ -116,6 +116,26 @@ class ConnectionOwner(Protocol):
         """Call `connection.fed` when memory for frames comes free."""
 
 
+class _Gone(asyncio.Transport):
+    """In the place of a transport that was lost: whatever is asked of it has happened, or does not matter any more."""
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def writelines(self, list_of_data: object) -> None:
+        pass
+
+
+_GONE = _Gone()
 _LENGTH = struct.Struct(">i")
 _NO_BYTES = bytes(4)
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
@@ -383,6 +403,9 @@ class Connection(asyncio.BufferedProtocol):
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
+        # The loop's TLS holds on to its protocol, and so to itself. A circle would live, with 35 KB of TLS or more,
+        # until the next full collection, which is rare (`penstock_runtime.roles`), or for ever once it was frozen.
+        self._transport = _GONE
 
     def eof_received(self) -> bool:
         return False
