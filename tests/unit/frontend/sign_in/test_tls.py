@@ -153,7 +153,7 @@ def test_of_those_with_a_certificate_that_ask_for_nothing_the_oldest_of_a_user_g
     async def scenario() -> None:
         tls = ListenerTlsFiles("A", files.tls("required"))
         certified = Certified("A", "RULE:^.*CN=([a-z]+)(,.*)?$/$1/U")
-        limits = ListenerLimits(caps=ConnectionCaps(signed_in_strangers_max=3))
+        limits = ListenerLimits(caps=ConnectionCaps(tls_signed_in_strangers_max=3))
         table = _table(files, "required")
         async with (
             contextlib.AsyncExitStack() as stack,
@@ -394,6 +394,98 @@ def test_who_speaks_no_tls_and_who_speaks_it_elsewhere_is_told_of_in_the_log(run
     said = str(lines)
     assert "it speaks no TLS; the listener is SSL" in said
     assert "this is TLS; the listener is PLAINTEXT" in said
+
+
+def _hello(context: ssl.SSLContext) -> bytes:
+    """A client's first message."""
+    inside, outside = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(inside, outside, server_hostname="localhost").do_handshake()
+    return outside.read()
+
+
+def test_handshakes_that_are_left_take_few_places_and_make_room_for_another_address(
+    run: Run, files: Files
+) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        limits = ListenerLimits(caps=ConnectionCaps(tls_handshakes_max=3))
+        async with (
+            contextlib.AsyncExitStack() as stack,
+            listening(echo, limits, tls=tls.context, security="SSL", **_table(files)) as (
+                listener,
+                _,
+                where,
+                life,
+            ),
+        ):
+            context = files.client()
+            hello = _hello(context)
+            left = []
+            for _ in range(8):
+                reader, writer = await stack.enter_async_context(connected(where, "127.0.0.9"))
+                writer.write(hello)
+                left.append(reader)
+            line = listener._doorway._handshakes
+            await eventually(lambda: len(line) == 8, "all wait")
+            assert line._count == 3
+            # Answered are those that began, and no others: what waits has cost nothing yet.
+            assert sum([len(reader._buffer) > 0 for reader in left]) <= 3  # type: ignore[attr-defined]
+            assert await asks(where, context) == b"hi"
+            assert await asks(where, context) == b"hi"
+            assert metric(life, "penstock_kafka_connections_refused_total") >= 1
+
+    run(scenario())
+
+
+def test_many_clients_of_one_address_that_come_together_are_all_served_with_few_handshakes_at_a_time(
+    run: Run, files: Files
+) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        limits = ListenerLimits(caps=ConnectionCaps(tls_handshakes_max=2))
+        async with listening(echo, limits, tls=tls.context, security="SSL", **_table(files)) as (
+            listener,
+            _,
+            where,
+            life,
+        ):
+            context = files.client()
+            assert await asyncio.gather(*[asks(where, context) for _ in range(12)]) == [b"hi"] * 12
+            assert not len(listener._doorway._handshakes)
+            assert metric(life, "penstock_kafka_bad_frames_total") == 0
+
+    run(scenario())
+
+
+def test_of_those_that_have_done_their_handshake_and_say_nothing_few_are_kept(run: Run, files: Files) -> None:
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        limits = ListenerLimits(caps=ConnectionCaps(tls_greeted_max=3))
+        async with (
+            contextlib.AsyncExitStack() as stack,
+            listening(echo, limits, tls=tls.context, security="SSL", **_table(files)) as (
+                listener,
+                _,
+                where,
+                _,
+            ),
+        ):
+            context = files.client()
+            came = []
+            for number in range(5):
+                reader, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
+                stack.callback(writer.close)
+                came.append((reader, writer))
+                await eventually(lambda n=number: len(listener._doorway._greeted) == min(n + 1, 3), "it came")  # type: ignore[misc]
+            for reader, _ in came[:2]:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read(1) == b""
+            for reader, writer in came[2:]:
+                writer.write(request(1, b"hi"))
+                assert (await read_response(reader))[0] == 1
+
+    run(scenario())
 
 
 def test_silence_before_and_in_a_handshake_ends(run: Run, files: Files) -> None:

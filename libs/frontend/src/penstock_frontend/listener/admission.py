@@ -30,9 +30,15 @@ class ConnectionCaps:
     strangers_max: int = 2_500
     """Of those, such as made no request yet, or have to sign in and have not."""
     tls_strangers_max: int = 1_100
-    """The same where TLS is spoken, for which each of them costs 17 KB."""
+    """The same where TLS is spoken, whatever of it they have done."""
+    tls_handshakes_max: int = 200
+    """Handshakes under way, at 63 KB each; others wait."""
+    tls_greeted_max: int = 500
+    """Of the strangers those that have done it, at 35 KB each."""
     signed_in_strangers_max: int = 500
     """Such as signed in and asked for nothing since."""
+    tls_signed_in_strangers_max: int = 300
+    """The same where TLS is spoken: 35 KB each, 60 KB with a client's certificate."""
     per_address_max: int = 1_000
     new_per_address_per_s: int = 100
     new_per_address_burst: int = 1_000
