@@ -208,14 +208,24 @@ class Connection(asyncio.BufferedProtocol):
         "peer_port",
         "quota_account",
         "request_count",
+        "source",
         "state",
     )
 
-    def __init__(self, owner: ConnectionOwner, address: str = "", proxied: ProxyHeader | None = None) -> None:
-        """`address` is whose it counts as; `proxied` the header that a balancer sent first."""
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        address: str = "",
+        proxied: ProxyHeader | None = None,
+        *,
+        source: str = "",
+    ) -> None:
+        """`address` is whose it counts as, `source` the very address that it came from; `proxied` the header that a
+        balancer sent first."""
         self.listener = owner.name
         self.items_max = owner.limits.request_items_max
         self.address = address
+        self.source = source or address
         self.peer_host = self.local_host = ""
         self.peer_port = self.local_port = 0
         self.identity: Identity = NOBODY

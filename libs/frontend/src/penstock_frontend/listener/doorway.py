@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from penstock_core.security.login_limits import network
 from penstock_frontend.listener.admission import Admission, makes_room
 from penstock_frontend.listener.connection import Connection, ConnectionOwner
 from penstock_frontend.listener.handshakes import Begin, End, HandshakeLine
@@ -118,7 +119,7 @@ class Doorway:
 
     def left(self, connection: Connection) -> None:
         """A connection that was let in is gone."""
-        self._admission.removed(connection.address)
+        self._admission.removed(connection.source)
         self._strangers.gone(connection.address, connection)
         self._greeted.gone(connection.address, connection)
         self._signed_in.gone(str(connection.principal), connection)
@@ -158,10 +159,10 @@ class Doorway:
             return
         task = owner.loop.create_task(self._enter(client, host, proxied))
         self._entering[task] = client
-        self._is_here(host, task)
+        self._is_here(network(host), task)
 
         def over(task: asyncio.Task[None]) -> None:
-            self._strangers.gone(host, task)
+            self._strangers.gone(network(host), task)
             not_begun = self._entering.pop(task)
             if not_begun is None:
                 return
@@ -196,7 +197,7 @@ class Doorway:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
             def connection() -> Connection:
-                made.append(Connection(owner, host, header))
+                made.append(Connection(owner, network(host), header, source=host))
                 return made[0]
 
             # uvloop closes the socket itself when this fails.
@@ -219,9 +220,9 @@ class Doorway:
             # Once it is connected, `lost` says that it left.
             if made and made[0].connected:
                 if not made[0].closed:
-                    self._strangers.gone(came_from, task)  # the connection takes its place
-                    self._is_here(host, made[0])
-                    self._is_greeted(host, made[0])
+                    self._strangers.gone(network(came_from), task)  # the connection takes its place
+                    self._is_here(network(host), made[0])
+                    self._is_greeted(network(host), made[0])
             elif counted:
                 self._admission.removed(host)
 
@@ -255,7 +256,7 @@ class Doorway:
         task = asyncio.current_task()
         assert task is not None
         turn = _Turn(task, owner.loop.create_future())
-        self._handshakes.come(host, turn)
+        self._handshakes.come(network(host), turn)
         try:
             self._go_on()
             async with asyncio.timeout(owner.limits.handshake_timeout_ms / 1000):
@@ -286,7 +287,7 @@ class Doorway:
             self._handshake_is_over(host, turn)
 
     def _handshake_is_over(self, host: str, turn: _Turn) -> None:
-        self._handshakes.over(host, turn)
+        self._handshakes.over(network(host), turn)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -331,7 +332,7 @@ class Doorway:
         reason = self._admission.refusal(host, now_s, has_quota=allowed is not None)
         if not reason and allowed is False:
             reason = "connection_creation_rate of its quota"
-        if not reason and self._admission.full and not self._make_room(host):
+        if not reason and self._admission.full and not self._make_room(network(host)):
             reason = f"connections_max = {self._admission.caps.connections_max}"
         if reason:
             self._owner.metrics.refused[self._owner.name, reason.partition(" ")[0]] += 1
