@@ -138,6 +138,16 @@ async def test_a_node_that_was_away_catches_up_from_the_disk(cluster: MiniCluste
     assert leader.proposed
 
 
+async def test_a_follower_goes_on_when_its_channel_is_closed(cluster: MiniCluster) -> None:
+    """As a day after new certificates came: gRPC says of its stream that it was cancelled."""
+    cluster.make_topic()
+    await hosted(cluster)
+    leader, follower = cluster.nodes[1], cluster.nodes[2]
+    assert (await leader.produce(b"a")).error == 0
+    await follower.channels.drop(leader.endpoint.address)
+    assert (await leader.produce(b"b", timeout_ms=5_000)).error == 0
+
+
 async def test_too_few_in_sync_is_refused_before_the_append(cluster: MiniCluster) -> None:
     cluster.make_topic(isr=[1], min_insync_replicas="2")
     await hosted(cluster)

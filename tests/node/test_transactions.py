@@ -556,6 +556,15 @@ async def test_a_stream_that_breaks_is_opened_again(rig: Rig) -> None:
     assert result.error == 0
 
 
+async def test_a_stream_whose_channel_is_closed_is_opened_again(rig: Rig) -> None:
+    """gRPC says of it that it was cancelled: transactions of this pair of nodes would never end again."""
+    await rig.x.init()
+    assert (await rig.produce(b"a", version=12)).error == 0
+    await rig.cluster.nodes[2].channels.drop(rig.cluster.nodes[1].endpoint.address)
+    await rig.x.end(version=2)
+    await rig.ended()
+
+
 async def test_what_breaks_in_the_link_ends_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = MiniCluster(tmp_path)
     node = await cluster.start_node(1, coordinators=OneShard)

@@ -22,7 +22,7 @@ from penstock_core.metadata.image import NodeImage
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.fast.replicate import ReceivedData, decode_replica_data
 from penstock_proto.v1 import storage_pb2 as pb
-from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.grpc_tools import CHANNEL_CLOSED, ChannelPool, was_cut_off
 from penstock_runtime.security.methods import STORAGE_NODE
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
@@ -103,6 +103,10 @@ class FollowerStream:
                     reason = e.details() or e.code().name
                 except (MalformedMessage, PenstockError, asyncio.InvalidStateError) as e:
                     reason = str(e)
+                except asyncio.CancelledError:
+                    if not was_cut_off():
+                        raise
+                    reason = CHANNEL_CLOSED
                 finally:
                     self.receiver.disconnected()
                 log.info("replication stream ended", reason=reason)
