@@ -96,6 +96,27 @@ async def test_fetch_waits_for_records_and_no_longer(cluster: MiniCluster) -> No
     assert (await asyncio.wait_for(waiting, LONG_MS / 2000)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+async def test_a_fetch_does_not_wait_for_more_than_its_limits_let_it_have(cluster: MiniCluster) -> None:
+    """Whole batches seldom fill a limit: a consumer with min_bytes of a partition's limit waited out each time."""
+    cluster.make_topic()
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    for _ in range(4):
+        await leader.produce(bytes(600))
+    whole = len(stored(leader))
+    one = whole // 4
+    for limits in ({"max_bytes": 2 * one - 1}, {"request_bytes": one + 1}, {"request_bytes": 0}):
+        found = await asyncio.wait_for(
+            leader.fetch(0, max_wait_ms=LONG_MS, min_bytes=2 * one - 1, **limits), LONG_MS / 2000
+        )
+        assert sum(map(len, found.records)) == one, limits
+    waiting = asyncio.ensure_future(leader.fetch(0, max_wait_ms=LONG_MS, min_bytes=whole + 1))
+    await eventually(lambda: leader.partition.readers)
+    assert not waiting.done(), "more is let, and not there"
+    await leader.produce(b"x")
+    await asyncio.wait_for(waiting, LONG_MS / 2000)
+
+
 async def test_failover_keeps_what_was_acknowledged(cluster: MiniCluster) -> None:
     cluster.make_topic()
     await hosted(cluster)
