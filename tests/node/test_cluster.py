@@ -11,9 +11,10 @@ import pytest
 
 from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, make_batch, wall_ms
 from penstock_core.errors import ErrorCode
-from penstock_gateway.relay.queries import encode_list_offsets
+from penstock_gateway.relay.queries import NATIVE_VERSION, encode_list_offsets
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.frames import parse_request_header
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import parse_request_header, request_header
 from penstock_kafka.wire.produce import Receipt
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.disk.pool import CHANGE_THREADS
@@ -240,6 +241,8 @@ async def test_the_end_is_told_once_it_is_known_after_an_election(
     node = await alone_after_an_election(cluster)
     monkeypatch.setattr(list_offsets, "ELECTION_WAIT_S", 0.02)
     assert await end_of(node) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+    assert await end_of(node, 5) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+    assert await end_of(node, 4) == (ErrorCode.LEADER_NOT_AVAILABLE, -1), "who speaks that knows no other"
     monkeypatch.setattr(list_offsets, "ELECTION_WAIT_S", LONG_MS / 1000)
     waiting = asyncio.ensure_future(end_of(node))
     await eventually(lambda: node.partition.readers)
@@ -274,9 +277,21 @@ async def alone_after_an_election(cluster: MiniCluster) -> MiniNode:
     return node
 
 
-async def end_of(node: MiniNode) -> tuple[int, int]:
+async def end_of(node: MiniNode, version: int = NATIVE_VERSION) -> tuple[int, int]:
     """Error and offset of a ListOffsets question for the end."""
     frame = encode_list_offsets([(TOPIC, 0, list_offsets.LATEST)])
+    if version != NATIVE_VERSION:
+        key = ApiKey.LIST_OFFSETS, version
+        partition = codec.build(
+            codec.entity_type(*key, "ListOffsetsPartition", request=True),
+            partition_index=0,
+            current_leader_epoch=-1,
+            timestamp=list_offsets.LATEST,
+        )
+        topic_type = codec.entity_type(*key, "ListOffsetsTopic", request=True)
+        topic = codec.build(topic_type, name=TOPIC, partitions=(partition,))
+        body = codec.build(codec.request_type(*key), replica_id=-1, isolation_level=0, topics=(topic,))
+        frame = request_header(*key, 0, None) + codec.encode_body(body)
     header = parse_request_header(frame)
     answer = await node.ask(bytearray(frame))
     _, response = codec.decode_response(header.api_key, header.api_version, answer)
