@@ -342,10 +342,10 @@ async def test_who_is_no_coordinator_says_so_in_every_version() -> None:
         peer = Peer()
         for version in versions(K.INIT_PRODUCER_ID):
             assert int((await peer.init(version, name=name)).error_code) == code
-            assert peer.caller.errors == (code,)
+            assert peer.caller.errors == [code]
         for version in versions(K.ADD_PARTITIONS_TO_TXN):
             assert await peer.add(version, (1, 0), ("t", (0,)), name=name) == [("t", 0, code)]
-            assert peer.caller.errors == (code,)
+            assert peer.caller.errors == [code]
         for version in versions(K.ADD_OFFSETS_TO_TXN):
             asked = {"transactional_id": name, "producer_id": 1, "producer_epoch": 0, "group_id": "g"}
             assert int((await peer.call(K.ADD_OFFSETS_TO_TXN, version, **asked)).error_code) == code
@@ -500,7 +500,7 @@ async def test_an_answer_that_the_log_does_not_cover_in_time_is_not_available(
     pair = await peer.pair()
     peer.rig.hold = True
     assert await peer.add(3, pair, ("t", (0,))) == [("t", 0, E.COORDINATOR_NOT_AVAILABLE)]
-    assert peer.caller.errors == (E.COORDINATOR_NOT_AVAILABLE,)
+    assert peer.caller.errors == [E.COORDINATOR_NOT_AVAILABLE]
     peer.rig.hold = False
     peer.rig.settle()
     assert len(peer.rig.value("x").partitions) == 1
