@@ -863,6 +863,28 @@ def test_a_directory_that_was_replaced_for_good_is_refused_by_name() -> None:
     assert "operation 78" in cluster.register(2, directory_id=NEW).error.message
 
 
+def test_directories_that_a_removed_node_had_long_before_are_refused_by_name() -> None:
+    """Whether its removal has retired them or an operation before; their processes leave them as they are."""
+    cluster = replaced_node(ms=1_795_745_045_000)
+    cluster.fence(2)
+    assert not cluster.register(2, directory_id=OTHER).error.code
+    last = pb.RetiredDirectoryRecord(directory_id=OTHER, node_id=2, operation_id=78)
+    records = [pb.MetadataRecord(retired_directory=last)]
+    records.append(pb.MetadataRecord(node_removed=pb.NodeRemovedRecord(node_id=2)))
+    cluster.do(Generated(True, [*records, *directories.replaced(cluster.image, [NodeId(2)], 78)]))
+    refused = cluster.register(2, directory_id=OLD)
+    assert refused.error.message == (
+        f"directory {OLD.hex()} was that of node 2 until 2026-11-27 02:04:05 UTC, when the node came with directory "
+        f"{NEW.hex()} in its place; the node was removed by operation 78; empty this directory to start a new node "
+        "with it"
+    )
+    assert not refused.retired_by_operation
+    assert cluster.register(2, directory_id=OTHER).retired_by_operation == 78
+    # Another node has the id now: that one is not what the old directory was.
+    assert not cluster.register(2, directory_id=b"d" * 16).error.code
+    assert cluster.register(2, directory_id=OLD).error.message == refused.error.message
+
+
 def test_a_directory_that_was_replaced_for_good_never_leads_with_what_it_has() -> None:
     cluster = replaced_node()
     cluster.unfence(2)
