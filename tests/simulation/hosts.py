@@ -224,6 +224,11 @@ class Host:
         self.world.disks.by_host[self.name] = self._new_disk()
         self.world.counts["disks replaced"] += 1
 
+    def insert_disk(self, fs: SimulatedFileSystem) -> None:
+        """A storage node's disk is one that was in use before. Nothing runs."""
+        self._make_small(fs)
+        self.world.disks.by_host[self.name] = fs
+
     def fill(self) -> None:
         self.disk_fault = "full"
         self.fs.space_bytes = self.world.rng.randrange(600)

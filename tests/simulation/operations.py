@@ -27,6 +27,7 @@ from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_proto.v1 import operations_pb2 as api
 from simulation.hosts import Host
 from simulation.network import NetworkProfile
+from simulation.old_disks import OldDisks
 from simulation.operation_checks import target_of
 from simulation.operation_goals import FullFollowers
 from simulation.restarts import Builds, Restarts
@@ -56,7 +57,8 @@ _KINDS: Final = (
     (3, "rolling-restart"),
 )
 FEATURES: Final = ("racks", "calm", "small disks", "old builds")
-"""What `Settings.operations` may ask for."""
+"""What `Settings.operations` may ask for; also "old disks"."""
+OLD_DISKS_CHANCE: Final = 0.2
 DISKS_BYTES: Final = (150_000, 400_000)
 """Small ones: logs here have some ten thousand bytes."""
 _RACKS: Final = (
@@ -94,6 +96,7 @@ class Operator:
         self._builds: Builds | None = None
         """Where older ones are about."""
         self._full_followers: FullFollowers
+        self._old_disks: OldDisks | None = None
 
     @classmethod
     def draw(cls, world: World, settings: Settings) -> Operator | None:
@@ -135,6 +138,11 @@ class Operator:
         if has["old builds"]:
             # Users came with level 2.
             self._builds = Builds(self, 2 if self.world.rights else level, begin_us)
+        # By one more of its own: other seeds stay what they were.
+        disks = random.Random(f"{self.world.seed}-operator-old-disks")
+        is_drawn = disks.random() < OLD_DISKS_CHANCE or "old disks" in settings.operations
+        if is_drawn and not self.is_calm and self._builds is None:
+            self._old_disks = OldDisks(self, disks)
 
     def rack_of(self, number: int) -> str:
         """Of a storage node."""
@@ -159,6 +167,8 @@ class Operator:
         self._later(S, self._look_at_full)
         if self._builds is not None:
             self._builds.start()
+        if self._old_disks is not None:
+            self._old_disks.start()
 
     def _look_at_full(self) -> None:
         self._full_followers.look()
@@ -230,11 +240,16 @@ class Operator:
 
     def _may_change_factors(self) -> bool:
         """A lower factor has a lower min ISR: then what a disk forgets may be the only copy."""
-        return "disk loss" not in self.world.log_life.features and not self.world.rot.is_wanted
+        forgets = "disk loss" in self.world.log_life.features or self._old_disks is not None
+        return not forgets and not self.world.rot.is_wanted
 
     def _throttle(self) -> pb.OperationThrottle:
         rate = self.rng.choice((0, 0, 2_000, 20_000, 1 << 20))
         return pb.OperationThrottle(auto=not rate, bytes_per_s=rate)
+
+    def start_one(self, request: api.PlanRequest) -> None:
+        """Ask for an operation; somebody may have second thoughts about it."""
+        self._start(request)
 
     def _start(self, request: api.PlanRequest) -> None:
         def done(response: Any) -> None:
@@ -405,6 +420,8 @@ class Operator:
         if self._builds is not None and (why := self._builds.why_not_done(image)):
             return why
         if why := self._why_not_right():
+            return why
+        if self._old_disks is not None and (why := self._old_disks.why_not_done()):
             return why
         for node_id in image.operations.policies:
             return (

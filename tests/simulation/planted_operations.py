@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import penstock_controller.active.command_queue as command_queue
+import penstock_controller.state.directories as directories
 import penstock_controller.state.elections as elections_module
 import penstock_controller.state.features as features
 import penstock_controller.state.nodes as nodes_module
@@ -92,6 +93,10 @@ def _retired_directory_admitted() -> list[Patch]:
     return [(nodes_module, "_grant_id", grant)]
 
 
+def _replaced_directory_let_in() -> list[Patch]:
+    return [(directories, "replaced", lambda *_: [])]
+
+
 def _steps_not_read() -> list[Patch]:
     aim = Changes.aim
 
@@ -153,6 +158,11 @@ def _copied_onto_full_disks() -> list[Patch]:
         return "" if why == "has a full disk" else why
 
     return [(window, "unfit", fits), (Window, "lacks_room", lambda _window, _slot: None)]
+
+
+def _old_disks(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.operations = ("old disks",)
 
 
 def _calm(settings: Settings) -> None:
@@ -233,6 +243,12 @@ ROWS: list[Row] = [
         "a directory that was retired registers again",
         _retired_directory_admitted,
         _with_operations,
+    ),
+    (
+        "replaced-directory-let-in",
+        "what a node had before it was replaced in its place, or removed, may come back",
+        _replaced_directory_let_in,
+        _old_disks,
     ),
     ("steps-not-read", "a step aims what is aimed already", _steps_not_read, _with_operations),
     (
