@@ -38,6 +38,8 @@ class Host:
         self.wall_offset_ms = 0
         self.is_wiped = False
         """A controller that waits to be admitted again."""
+        self.is_spare = False
+        """A storage node's process is to be one: its slot was retired."""
         operator = world.operator
         self.rack = "" if operator is None or kind != "n" else operator.rack_of(number)
         self.disk_bytes = None if operator is None or kind != "n" else operator.disk_bytes

@@ -65,6 +65,8 @@ class OperationChecks:
             kind = record.WhichOneof("record")
             if kind == "operation":
                 self._check_operation(before, image, record.operation)
+                if self._checker.world.operator is not None:
+                    self._checker.world.operator.throttles.changed(record.operation, image.version)
             elif kind == "node":
                 self._check_not_retired(image, record.node)
                 self._note_directory(before, record.node)

@@ -32,6 +32,7 @@ from simulation.operation_checks import target_of
 from simulation.operation_goals import FullFollowers
 from simulation.restarts import Builds, Restarts
 from simulation.settings import RUN_US
+from simulation.throttle_checks import ThrottleChecks
 
 if TYPE_CHECKING:
     from simulation.settings import Settings
@@ -45,7 +46,7 @@ MORE_US: Final = 60 * S
 LIVE_MAX: Final = 3
 STEP_CRASH_CHANCE: Final = 0.02
 
-_KINDS: Final = (
+_KINDS: Final[tuple[tuple[int, str], ...]] = (
     (4, "node-drain"),
     (3, "node-uncordon"),
     (2, "node-add"),
@@ -57,8 +58,10 @@ _KINDS: Final = (
     (3, "rolling-restart"),
 )
 FEATURES: Final = ("racks", "calm", "small disks", "old builds")
-"""What `Settings.operations` may ask for; also "old disks"."""
+"""What `Settings.operations` may ask for; also "old disks", "slow copies", "slots"."""
 OLD_DISKS_CHANCE: Final = 0.2
+SLOW_COPIES_CHANCE: Final = 0.2
+SLOTS_CHANCE: Final = 0.25
 DISKS_BYTES: Final = (150_000, 400_000)
 """Small ones: logs here have some ten thousand bytes."""
 _RACKS: Final = (
@@ -67,6 +70,8 @@ _RACKS: Final = (
     ("a/1", "a/2", "b/1", "b/2"),
     ("a/x/1", "a/y/1", "b/x/1", "b/x/2"),
 )
+_RATES: Final = (0, 0, 2_000, 20_000, 1 << 20)
+_SLOW_RATES: Final = (0, 1_000, 1_000, 2_000, 2_000)
 _CONTROLS: Final = (
     (3, api.OPERATION_CONTROL_PAUSE),
     (3, api.OPERATION_CONTROL_RESUME),
@@ -97,6 +102,11 @@ class Operator:
         """Where older ones are about."""
         self._full_followers: FullFollowers
         self._old_disks: OldDisks | None = None
+        self._rates = _RATES
+        self._kinds = _KINDS
+        self.has_slots = False
+        """Whether nodes have slots in the place of one directory."""
+        self.throttles = ThrottleChecks(world)
 
     @classmethod
     def draw(cls, world: World, settings: Settings) -> Operator | None:
@@ -112,6 +122,8 @@ class Operator:
     def _shape(self, settings: Settings) -> None:
         """What kind of cluster it is. By a generator of its own, too."""
         dice = random.Random(f"{self.world.seed}-operator-shape")
+        if "slow copies" in settings.operations:
+            settings.nodes = 5
         has = {
             name: dice.random() < chance or name in settings.operations
             for name, chance in zip(FEATURES, (0.5, 0.3, 0.15, 0.2), strict=True)
@@ -143,6 +155,18 @@ class Operator:
         is_drawn = disks.random() < OLD_DISKS_CHANCE or "old disks" in settings.operations
         if is_drawn and not self.is_calm and self._builds is None:
             self._old_disks = OldDisks(self, disks)
+        dice = random.Random(f"{self.world.seed}-operator-slow-copies")
+        if dice.random() < SLOW_COPIES_CHANCE or "slow copies" in settings.operations:
+            # Whole logs would be one message else, and go at once.
+            self._rates = _SLOW_RATES
+            settings.throttled_message_bytes = 512
+        if "slow copies" in settings.operations:
+            # A node that is emptied and filled again is fed by several others.
+            self._kinds = ((1, "node-drain"), (1, "node-add"))
+        dice = random.Random(f"{self.world.seed}-operator-slots")
+        self.has_slots = dice.random() < SLOTS_CHANCE or "slots" in settings.operations
+        if "slots" in settings.operations:
+            self._kinds = (*_KINDS, (20, "node-remove"))
 
     def rack_of(self, number: int) -> str:
         """Of a storage node."""
@@ -172,6 +196,7 @@ class Operator:
 
     def _look_at_full(self) -> None:
         self._full_followers.look()
+        self.throttles.look()
         if not self._is_finishing:
             self._later(S, self._look_at_full)
 
@@ -211,7 +236,7 @@ class Operator:
 
     def _wanted(self) -> api.PlanRequest:
         rng, image = self.rng, self._image()
-        kind = self._pick(_KINDS)
+        kind = self._pick(self._kinds)
         if kind == "set-replication-factor" and not self._may_change_factors():
             kind = "rebalance"
         request = api.PlanRequest(kind=kind, throttle=self._throttle())
@@ -244,7 +269,7 @@ class Operator:
         return not forgets and not self.world.rot.is_wanted
 
     def _throttle(self) -> pb.OperationThrottle:
-        rate = self.rng.choice((0, 0, 2_000, 20_000, 1 << 20))
+        rate = self.rng.choice(self._rates)
         return pb.OperationThrottle(auto=not rate, bytes_per_s=rate)
 
     def start_one(self, request: api.PlanRequest) -> None:
@@ -371,10 +396,16 @@ class Operator:
         self._busy.discard(host.number)
         if not self._is_removed(host, self._image().nodes):
             return
-        self._say(f"{host.name} gets an empty directory")
         self.world.counts["removed nodes made anew"] += 1
-        host.kill()
-        host.replace_disk()
+        if self.has_slots:
+            # Somebody wants one more node: a process that starts empties a retired slot.
+            self._say(f"{host.name} is started as a new node")
+            host.kill()
+            host.is_spare = False
+        else:
+            self._say(f"{host.name} gets an empty directory")
+            host.kill()
+            host.replace_disk()
         self.world.checker.logs.on_wiped(host.name)
         host.start_later(int(self.rng.random() * S))
 

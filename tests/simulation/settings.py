@@ -119,6 +119,8 @@ class Settings:
     """An operator for sure; else a part of the seeds has one, see `operations`."""
     operations: tuple[str, ...] = ()
     """Of `operations.FEATURES`: what its cluster has for sure."""
+    throttled_message_bytes: int = 16 * 1024
+    """No message of a throttled stream is made smaller."""
     static_members: bool = False
     """All members of groups are static (KIP-345)."""
     pieces: bool = False

@@ -334,9 +334,11 @@ class StorageNode:
             bytes_per_s=settings.catch_up_bytes_per_s_max,
             pieces=ports.pieces,
         )
-        self._throttle = throttle = CatchUpThrottle(manager.registry, self._clocks.s)
+        self._throttle = throttle = CatchUpThrottle(
+            manager.registry, self._clocks.s, ports.throttled_message_bytes_min
+        )
         self._links = FollowerStreams(
-            manager, self._replica_channels, suspected_leaders.suspect, limits, throttle
+            manager, self._replica_channels, suspected_leaders.suspect, limits, throttle, ports.parts.inlet
         )
         self._streams = LeaderStreams(manager, limits, throttle)
         self._reporter = NodeReporter(manager, self._directory, throttle.hear)
