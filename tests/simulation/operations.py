@@ -60,7 +60,6 @@ _KINDS: Final[tuple[tuple[int, str], ...]] = (
 FEATURES: Final = ("racks", "calm", "small disks", "old builds")
 """What `Settings.operations` may ask for; also "old disks", "slow copies", "slots"."""
 OLD_DISKS_CHANCE: Final = 0.2
-SLOW_COPIES_CHANCE: Final = 0.2
 SLOTS_CHANCE: Final = 0.25
 DISKS_BYTES: Final = (150_000, 400_000)
 """Small ones: logs here have some ten thousand bytes."""
@@ -71,7 +70,6 @@ _RACKS: Final = (
     ("a/x/1", "a/y/1", "b/x/1", "b/x/2"),
 )
 _RATES: Final = (0, 0, 2_000, 20_000, 1 << 20)
-_SLOW_RATES: Final = (0, 1_000, 1_000, 2_000, 2_000)
 _CONTROLS: Final = (
     (3, api.OPERATION_CONTROL_PAUSE),
     (3, api.OPERATION_CONTROL_RESUME),
@@ -104,6 +102,8 @@ class Operator:
         self._old_disks: OldDisks | None = None
         self._rates = _RATES
         self._kinds = _KINDS
+        self._is_resolute = False
+        """Nobody interferes with what was begun."""
         self.has_slots = False
         """Whether nodes have slots in the place of one directory."""
         self.throttles = ThrottleChecks(world)
@@ -155,14 +155,13 @@ class Operator:
         is_drawn = disks.random() < OLD_DISKS_CHANCE or "old disks" in settings.operations
         if is_drawn and not self.is_calm and self._builds is None:
             self._old_disks = OldDisks(self, disks)
-        dice = random.Random(f"{self.world.seed}-operator-slow-copies")
-        if dice.random() < SLOW_COPIES_CHANCE or "slow copies" in settings.operations:
-            # Whole logs would be one message else, and go at once.
-            self._rates = _SLOW_RATES
-            settings.throttled_message_bytes = 512
         if "slow copies" in settings.operations:
-            # A node that is emptied and filled again is fed by several others.
+            # A node that is emptied and filled again is fed by several others, and nobody has second thoughts.
             self._kinds = ((1, "node-drain"), (1, "node-add"))
+            self._rates = (1_000,)
+            self._is_resolute = True
+            # Whole logs would be one message else, and go at once.
+            settings.throttled_message_bytes = 512
         dice = random.Random(f"{self.world.seed}-operator-slots")
         self.has_slots = dice.random() < SLOTS_CHANCE or "slots" in settings.operations
         if "slots" in settings.operations:
@@ -225,7 +224,7 @@ class Operator:
             self._reassign()
         elif not live or (len(live) < LIVE_MAX and self.rng.random() < 0.4):
             self._start(self._wanted())
-        elif self.rng.random() < 0.5:
+        elif self.rng.random() < 0.5 and not self._is_resolute:
             record = self.rng.choice(live)
             self._control(record.operation_id, self._pick(_CONTROLS))
 
@@ -291,7 +290,8 @@ class Operator:
                 self._say(response.error.message)
             if outcome == "begun" and request.kind == "rolling-restart":
                 self._execute(response.operation.record.operation_id)
-            if outcome == "begun" and not self._is_finishing and self.rng.random() < 0.6:
+            hesitates = outcome == "begun" and not self._is_finishing and self.rng.random() < 0.6
+            if hesitates and not self._is_resolute:
                 # Most are short here: so somebody has second thoughts at once.
                 delay_us = self.rng.random() ** 2 * 2 * S
                 self._later(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KEPT_S: Final = 30
 UNUSED_S: Final = 0.1
-FRAME_BYTES_MAX: Final = 1_200
+FRAME_BYTES_MAX: Final = 800
 """A batch, which goes whole though a message of that rate is smaller."""
 
 
