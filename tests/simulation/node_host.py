@@ -140,6 +140,7 @@ class NodeProcess(Process):
             "tick_ms": 200,
             "group_tick_ms": 2_000 if groups is None else GROUP_TICK_MS,
             "pieces": self.world.pieces,
+            "near_bytes": self.world.settings.near_bytes,
             "throttled_message_bytes_min": self.world.settings.throttled_message_bytes,
         }
         return NodePorts(**ports)

@@ -162,6 +162,7 @@ class Operator:
             self._is_resolute = True
             # Whole logs would be one message else, and go at once.
             settings.throttled_message_bytes = 512
+            settings.near_bytes = 600
         dice = random.Random(f"{self.world.seed}-operator-slots")
         self.has_slots = dice.random() < SLOTS_CHANCE or "slots" in settings.operations
         if "slots" in settings.operations:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import penstock_controller.active.command_queue as command_queue
@@ -28,6 +29,8 @@ from penstock_controller.state.operations.plans.gates import Finding
 from penstock_controller.state.reassignments import reassign
 from penstock_storage_node.log import slots
 from penstock_storage_node.replica.registry import PartitionRegistry
+from penstock_storage_node.rpc.catch_up_throttle import Direction
+from penstock_storage_node.rpc.replicate_follower import FollowerStream
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
@@ -96,6 +99,18 @@ def _retired_directory_admitted() -> list[Patch]:
 
 def _replaced_directory_let_in() -> list[Patch]:
     return [(directories, "replaced", lambda *_: [])]
+
+
+def _throttle_per_pair() -> list[Patch]:
+    init: Any = FollowerStream.__init__
+
+    def apart(stream: Any, *args: Any) -> None:
+        *others, inlet = args
+        (budget,) = inlet.args
+        own = Direction(budget._rate, budget._clock_s, budget._message_bytes_min)
+        init(stream, *others, partial(inlet.func, own))
+
+    return [(FollowerStream, "__init__", apart)]
 
 
 def _retired_slot_claimed() -> list[Patch]:
@@ -168,6 +183,14 @@ def _copied_onto_full_disks() -> list[Patch]:
 def _old_disks(settings: Settings) -> None:
     settings.with_operations = True
     settings.operations = ("old disks",)
+
+
+def _slow_copies(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.operations = ("calm", "slow copies")
+    settings.partitions = 3
+    settings.producers = 3
+    settings.produce_interval_us = 100_000
 
 
 def _in_slots(settings: Settings) -> None:
@@ -259,6 +282,12 @@ ROWS: list[Row] = [
         "what a node had before it was replaced in its place, or removed, may come back",
         _replaced_directory_let_in,
         _old_disks,
+    ),
+    (
+        "throttle-per-pair",
+        "the throttle of a move is one of each pair of nodes, not of each node",
+        _throttle_per_pair,
+        _slow_copies,
     ),
     (
         "retired-slot-claimed",

@@ -333,6 +333,7 @@ class StorageNode:
             credit_bytes=settings.catch_up_credit_bytes,
             bytes_per_s=settings.catch_up_bytes_per_s_max,
             pieces=ports.pieces,
+            near_bytes=ports.near_bytes,
         )
         self._throttle = throttle = CatchUpThrottle(
             manager.registry, self._clocks.s, ports.throttled_message_bytes_min
