@@ -100,7 +100,7 @@ class Operator:
         """Where older ones are about."""
         self._full_followers: FullFollowers
         self._old_disks: OldDisks | None = None
-        self._rates = _RATES
+        self._rates: tuple[int, ...] = _RATES
         self._kinds = _KINDS
         self._is_resolute = False
         """Nobody interferes with what was begun."""
