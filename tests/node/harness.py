@@ -245,7 +245,7 @@ class MiniNode:
         item = FetchPartition(
             TOPIC, None, 0, more.get("epoch", -1), offset, -1, -1, more.get("max_bytes", 1 << 20)
         )
-        request = FetchRequest(max_wait_ms, min_bytes, more.get("request_bytes", 50 << 20), partitions=[item])
+        request = FetchRequest(max_wait_ms, min_bytes, 50 << 20, partitions=[item])
         request.isolation_level = more.get("isolation_level", 0)
         request.replica_id = more.get("replica_id", -1)
         response = await self.ask(bytearray(encode_fetch_request(11, 8, "test", request)))

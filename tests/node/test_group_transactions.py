@@ -10,9 +10,7 @@ import pytest
 from node.harness import TOPIC, MiniCluster, MiniNode, eventually
 from node.test_cluster import hosted
 from penstock_core.errors import ErrorCode, PenstockError
-from penstock_core.ids import TopicId
 from penstock_kafka.records.batch import BatchInfo, iter_batches
-from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.offsets import CommitRequest, Found, NewOffset
 from penstock_storage_node.groups.shard import Shard
@@ -25,8 +23,6 @@ from penstock_storage_node.transactions.leading import LeadingSide
 from penstock_storage_node.transactions.verifier import Guard
 
 E = ErrorCode
-T_ID = TopicId(b"t" * 16)
-TOPIC_T = pb.MetadataRecord(topic=pb.TopicRecord(topic_id=T_ID, name="t"))
 PRODUCER = (7, 0)
 """Id and epoch."""
 
@@ -120,7 +116,6 @@ class Coordinator:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> Any:
     cluster = await MiniCluster(tmp_path).start(3)
-    cluster.change(TOPIC_T)
     yield cluster
     await cluster.stop()
 
@@ -220,55 +215,3 @@ async def test_an_epoch_that_is_over_and_a_verification_that_is_used_up(cluster:
     )
     assert answers[1:] == [[E.INVALID_PRODUCER_EPOCH]]
     assert one.offsets() == {0: 5}
-
-
-GONE_T = pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=T_ID))
-
-
-@pytest.mark.parametrize("restored", [False, True])
-async def test_offsets_of_a_topic_that_is_deleted_while_their_log_is_read_go(
-    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, restored: bool
-) -> None:
-    """Its name may be given again, and who reads that topic would begin somewhere in the middle."""
-    found = await coordinators(cluster)
-    one, two = found[1], found[2]
-    await one.commit({0: 5}, None)
-    await one.commit({1: 6})
-    held = two.host._replay
-    goes_on = False
-
-    async def slow(shard: Shard, data: bytes) -> int:
-        await eventually(lambda: goes_on)
-        return await held(shard, data)
-
-    monkeypatch.setattr(two.host, "_replay", slow)
-    cluster.elect(2, (1, 2, 3))
-    if restored:
-        # Such metadata may be those of a time before the topic: it is on the nodes still, and may be taken again.
-        mark = pb.ClusterRecord(cluster_id=cluster.image.cluster_id, restored_version=1)
-        cluster.change(pb.MetadataRecord(cluster=mark))
-    cluster.change(GONE_T)
-    goes_on = True
-    await two.served()
-    cluster.change(TOPIC_T)
-    if restored:
-        assert (two.offsets(), two.unstable(0, 1)) == ({0: 5}, {1})
-        return
-    await eventually(lambda: (two.offsets(), two.unstable(0, 1)) == ({}, set()))
-    # In the log too.
-    cluster.elect(3, (1, 2, 3))
-    await found[3].served()
-    assert await found[3].mark(commit=True) is E.NONE
-    assert found[3].offsets() == {}
-
-
-async def test_offsets_go_with_their_topic_though_its_name_is_there_again(cluster: MiniCluster) -> None:
-    """A node that was held up hears of both at once."""
-    one = (await coordinators(cluster))[1]
-    await one.commit({0: 5}, None)
-    await one.commit({1: 6})
-    again = pb.MetadataRecord(topic=pb.TopicRecord(topic_id=TopicId(b"u" * 16), name="t"))
-    before = cluster.image
-    cluster.change(GONE_T, again)
-    one.host.on_metadata(before, cluster.image)
-    await eventually(lambda: (one.offsets(), one.unstable(0, 1)) == ({}, set()))

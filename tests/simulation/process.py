@@ -107,11 +107,6 @@ class SimLifecycle:
     def leave(self, _: str) -> None:
         self.stopping.set()
 
-    def start_again(self, _: str, option: str) -> None:
-        """Whoever starts it next does so with this option."""
-        self._process.world.host_of[self._process.name].is_spare = option == "--spare"
-        self.stopping.set()
-
 
 class Process:
     """One run of one program on the host of that name."""

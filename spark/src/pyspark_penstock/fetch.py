@@ -17,9 +17,6 @@ make them. With failOnDataLoss=false the surviving part is read, the lost range 
 logged, and reading never goes back. It always ends: the range is pinned in a checkpoint,
 so a task that waits for offsets beyond the end of a log that was cut would wait again
 after each restart. Such a wait is looked into after a while of silence (`silence`).
-What was written behind a cut, in a later leader epoch than the one that told the range's
-end, is none of the range: the driver sees the cut at its next look, and all that is new
-is read then.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from penstock_proto.fast.primitives import Buffer, MalformedMessage
 from penstock_proto.v1 import data_pb2
 from pyspark_penstock.answers import RangeAnswer, read_answer
 from pyspark_penstock.decode import Decoder
-from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX, before_epoch
+from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX
 from pyspark_penstock.direct.batches import whole, without_aborted
 from pyspark_penstock.direct.frames import FetchAnswer
 from pyspark_penstock.direct.route import DirectRoute, NodeLost, NoDirectWay
@@ -110,8 +107,6 @@ class RangeReader:
         self._backoff = Backoff(_BACKOFF_FIRST_MS)
         self._progress_s = time.monotonic()
         self._missing_since_s: float | None = None
-        self._missing_code = 0
-        """What has been said since then: a doubt is an unbroken one, of one kind."""
         self._short_since_s: float | None = None
         """Since when the log is known to end inside the range, at what was received."""
         self._ends_at: int | None = None
@@ -172,9 +167,6 @@ class RangeReader:
             raise CorruptRecordsError(f"{self._where}, offset {first}: {error}") from None
         if next_offset <= first:
             self._nothing_came(answer)
-            return
-        if self._written_anew(run, route.leader_epoch) is not None:
-            self._give_up_direct("the log was cut and written anew")
             return
         self._check_start(run, answer.log_start_offset)
         self._received = next_offset
@@ -253,7 +245,7 @@ class RangeReader:
                 if answer.error:
                     return self._after_error(answer.error, answer.message, address)
                 yield from self._take(answer)
-                if answer.done or self._received >= self._range.end:
+                if answer.done:
                     return True
         finally:
             call.cancel()
@@ -294,20 +286,10 @@ class RangeReader:
                     f"{self._where}: the gateway's answer goes back from offset {self._received} "
                     f"to {response.next_offset}"
                 )
-            next_offset = response.next_offset
-            if (anew := self._written_anew(records, response.leader_epoch)) is not None:
-                records, cut = anew
-                self._lost(
-                    max(cut, self._received), self._range.end, f"the log was cut at {cut} and written anew"
-                )
-                next_offset = self._range.end
-            if len(records):
-                self._pending.append(records)
-                self._pending_bytes += len(records)
-        else:
-            next_offset = response.next_offset
-        if next_offset > self._received:
-            self._received = next_offset
+            self._pending.append(records)
+            self._pending_bytes += len(records)
+        if response.next_offset > self._received:
+            self._received = response.next_offset
             self._heard()
             self._backoff.reset()
         # Small answers are gathered: Arrow batches of a few rows cost more than their rows.
@@ -315,13 +297,6 @@ class RangeReader:
             yield from self._flush()
             # The time that Spark took over these rows is not the gateway's silence.
             self._progress_s = time.monotonic()
-
-    def _written_anew(self, records: Buffer, leader_epoch: int) -> tuple[memoryview, int] | None:
-        """What stands before a cut that came behind the plan, and where it is; None when there is none."""
-        if not 0 <= self._range.epoch < leader_epoch:
-            return None
-        found = before_epoch(records, self._range.epoch)
-        return None if found is None or found[1] >= self._range.end else found
 
     def _check_start(self, records: Buffer, log_start_offset: int) -> None:
         """Tells records that retention took since the last answer from a harmless gap."""
@@ -378,14 +353,12 @@ class RangeReader:
             return self._out_of_range(message)
         if code in (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
             # An id that is another one is proof; a topic that isn't there may be a stale gateway.
-            if code == INCONSISTENT_TOPIC_ID or self._missing_for_long(UNKNOWN_TOPIC_OR_PARTITION):
+            if code == INCONSISTENT_TOPIC_ID or self._missing_for_long():
                 self._lost(self._received, self._range.end, f"the topic was deleted or made anew ({message})")
                 return True
             self._retry(f"{address}: {message or code}")
             return False
         if code in RETRIABLE_CODES:
-            # Who says so knows the topic, and a leader that comes after it is believed as little as the one before.
-            self._missing_since_s = None
             self._retry(f"{address}: Kafka error {code}, {message}")
             return False
         raise GatewayError(f"{self._where}: {address}: Kafka error {code}, {message}")
@@ -402,7 +375,7 @@ class RangeReader:
             self._received = end
             self._heard()
             return end >= self._range.end
-        if last < self._received and self._missing_for_long(OFFSET_OUT_OF_RANGE):
+        if last < self._received and self._missing_for_long():
             self._lost(self._received, self._range.end, f"the log now ends at {last}")
             return True
         self._retry(message or "offset out of range")
@@ -428,10 +401,10 @@ class RangeReader:
             return None
         return first.offset, last.offset
 
-    def _missing_for_long(self, code: int) -> bool:
+    def _missing_for_long(self) -> bool:
         now = time.monotonic()
-        if self._missing_since_s is None or self._missing_code != code:
-            self._missing_since_s, self._missing_code = now, code
+        if self._missing_since_s is None:
+            self._missing_since_s = now
         return (now - self._missing_since_s) * 1000 >= self._missing_grace_ms
 
     def _lost(self, start: int, end: int, reason: str) -> None:

@@ -67,10 +67,6 @@ CALL_TIMEOUT_MS = 10_000
 RETRY_BUDGET_MS = 15_000
 """Planner calls go on trying at least so long, whatever fetchOffset.numRetries says: a leader or a
 gateway that was killed is replaced within it."""
-BEHIND_GRACE_MS = 5_000
-"""How long a gateway whose metadata are older than those that were told before is not believed: one that has just
-come up may have them from a controller that is behind, and a topic that it doesn't show is not gone. Versions fall for
-good where a cluster is restored."""
 _BACKOFF_MAX_MS = 1_000
 
 # Kafka's error codes (org.apache.kafka.common.protocol.Errors).
@@ -325,8 +321,6 @@ class GatewayClient:
         """Gateways that the last Describe named: a fallback behind the configured ones, which are needed to begin."""
         self.described: Any = gateway_pb2.DescribeResponse()
         """The last answer of Describe."""
-        self._version = 0
-        """Of the metadata in it."""
 
     @classmethod
     def of(cls, options: SourceOptions) -> GatewayClient:
@@ -354,16 +348,9 @@ class GatewayClient:
             gateway: gateway_pb2_grpc.GatewayStub, metadata: Metadata
         ) -> tuple[gateway_pb2.DescribeResponse, str]:
             answer = gateway.Describe(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
-            reason = retriable(item.error.code for item in answer.topics)
-            if 0 < answer.metadata_version < self._version and time.monotonic() < believed_s:
-                reason = (
-                    f"metadata of version {answer.metadata_version}, and {self._version} were told before"
-                )
-            return answer, reason
+            return answer, retriable(item.error.code for item in answer.topics)
 
-        believed_s = time.monotonic() + BEHIND_GRACE_MS / 1000
         answer = self.described = self.call(call)
-        self._version = answer.metadata_version
         self.learned = tuple(_address(item.host, item.port) for item in answer.gateways)
         found: dict[str, TopicInfo] = {}
         for item in answer.topics:

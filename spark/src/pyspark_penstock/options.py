@@ -394,12 +394,6 @@ def _gateways(given: Mapping[str, str]) -> tuple[str, ...]:
         raise OptionError(
             'option gateway must be given: the gRPC address of one or more gateways, as "host:port,host:port"'
         )
-    if "@" in text:
-        # Not what was given: before it stands a name, and often a password.
-        raise OptionError(
-            "option gateway has somebody's name or password in it, which options show to everybody; give host:port "
-            "alone, and write who comes in into the file of option credentialsFile"
-        )
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
         host, _, port = address.rpartition(":")

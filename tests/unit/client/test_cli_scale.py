@@ -8,16 +8,13 @@ import random
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.cli.main import run
 from penstock.cli.scale_choice import Candidate, choices, domains, highest, parse_target
-from penstock.cli.scale_nodes import removed_nodes
 from penstock.cli.via.compose import ComposeWay
-from penstock.cli.via.scaling import LocalScaler
 from penstock.cli.via.ways import ProcessName
 from penstock.errors import CommandError, ExitCode
 from penstock_proto.v1 import metadata_pb2
@@ -115,46 +112,6 @@ def test_choices_of_any_cluster() -> None:
         before = Counter(node.rack.split("/")[0] for node in nodes)
         after = Counter(known[n].rack.split("/")[0] for n in known.keys() - set(seen[0]))
         assert len(after) == min(len(before), len(nodes) - count), SEED
-
-
-def test_a_local_node_that_the_cluster_does_not_know_is_no_spare_while_it_may_have_data(
-    tmp_path: Path,
-) -> None:
-    """As after `cluster import`: whoever is stopped as a spare loses its directory."""
-    scaler: Any = LocalScaler(tmp_path)
-    members = [SimpleNamespace(id=n, name=f"node-{n}") for n in range(1, 6)]
-    scaler._cluster = SimpleNamespace(directory=tmp_path, state=SimpleNamespace(of_role=lambda _: members))
-    for number in (1, 2, 3, 4):
-        data = tmp_path / f"node-{number}" / "data"
-        data.mkdir(parents=True)
-        data.joinpath("meta.properties").write_text(f"version=1\ndirectory.id=x\nnode.id={number}\n")
-    tmp_path.joinpath("node-3", "data", "retired").write_text("operation=7\n")
-
-    def spares(known: list[int], *removed: int) -> list[str]:
-        return [process.name for process in scaler.spares(known, lambda: removed)]
-
-    assert spares([1, 2, 3, 4, 5]) == []
-    assert spares([1, 2]) == ["node-3", "node-5"], "one says that it was retired, the other never had an id"
-    assert spares([1, 2], 4) == ["node-3", "node-4", "node-5"], "a dead one could not be told"
-    assert spares([]) == ["node-3", "node-5"]
-
-
-def test_who_was_removed_is_told_by_operations() -> None:
-    def done(kind: str, state: metadata_pb2.OperationState.ValueType, **parameters: Any) -> SimpleNamespace:
-        given = metadata_pb2.OperationParameters(**parameters)
-        return SimpleNamespace(record=metadata_pb2.OperationRecord(kind=kind, state=state, parameters=given))
-
-    good, failed = metadata_pb2.OPERATION_STATE_DONE, metadata_pb2.OPERATION_STATE_FAILED
-    admin: Any = SimpleNamespace(
-        operations=lambda ended: [
-            done("node-remove", good, node_ids=[4, 5]),
-            done("node-remove", failed, node_ids=[6]),
-            done("node-replace", good, node_ids=[7], replacement_node_id=8),
-            done("node-replace", good, node_ids=[9]),
-            done("node-drain", good, node_ids=[1]),
-        ]
-    )
-    assert removed_nodes(admin) == {4, 5, 7}
 
 
 def test_numbers_that_are_identities_go_from_above() -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from penstock_proto.v1 import common_pb2, data_pb2
 from pyspark_penstock import gateway as gateway_module
-from pyspark_penstock import planning
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.errors import DataLossError, GatewayError, OptionError
 from pyspark_penstock.fetch import RangeReader
@@ -327,34 +326,7 @@ def test_patterns_search_and_leave_out_what_is_kafkas_own(
     assert set(select_topics(GatewayClient.of(parsed), parsed)) == found
 
 
-def test_a_leader_that_lags_behind_what_was_told_loses_no_batch_its_end(
-    cluster: MemoryGateway, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The end of a batch read is told by one leader, and held against what the next one knows."""
-    asked = 0
-
-    def after_list() -> None:
-        nonlocal asked
-        asked += 1
-        cluster.latest_shift = -100 if 2 <= asked < 6 else 0
-
-    for options in ({}, {"endingOffsets": '{"flights":{"0":1000,"1":-1}}'}):
-        for fails in ("true", "false"):
-            asked, cluster.after_list = 0, after_list
-            given = {
-                "gateway": cluster.addresses[0],
-                "subscribe": "flights",
-                "failOnDataLoss": fails,
-            } | options
-            parsed = parse_options(given, streaming=False)
-            planned = batch_ranges(GatewayClient.of(parsed), parsed)
-            assert [(item.start, item.end) for item in planned] == [(0, 1000)]
-            assert asked >= 6
-    assert "beyond the end" not in caplog.text
-
-
-def test_batch_bounds(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "REGRESSION_GRACE_MS", 0)
+def test_batch_bounds(cluster: MemoryGateway) -> None:
     cluster.append("flights", 1, [b"value %d" % i for i in range(10)], timestamp_ms=2_000_000_000_000)
 
     def ranges(**options: str) -> dict[int, tuple[int, int]]:
@@ -465,94 +437,3 @@ def test_a_lost_piece_is_an_error_and_no_row(
     gateways = in_pieces(cluster, monkeypatch, spoil)
     with pytest.raises(GatewayError, match="topic flights partition 0: the gateway's answer is broken: "):
         read(cluster, chunk_bytes=50_000, gateways=gateways)
-
-
-def test_two_leaders_that_lag_one_after_the_other_are_two_doubts(cluster: MemoryGateway) -> None:
-    """Each is waited for: what the first one said lies too far back, and says nothing of the second."""
-    begun_s, said = time.monotonic(), list[int]()
-
-    def instead() -> tuple[int, str] | None:
-        said.append(1 if not said else 6 if time.monotonic() - begun_s < 0.5 else 1 if said[-1] == 6 else 0)
-        if said[-1] == 1:
-            cluster.latest_shift = -500
-        elif said[-1] == 0:
-            cluster.latest_shift = 0
-        return (said[-1], "of a leader that is new") if said[-1] else None
-
-    cluster.instead = instead
-    assert read(cluster, 600, fail=False) == list(range(600, 1000))
-    assert 6 in said
-
-
-def test_a_doubt_about_a_topic_is_none_about_an_offset(cluster: MemoryGateway) -> None:
-    begun_s, said = time.monotonic(), list[int]()
-
-    def instead() -> tuple[int, str] | None:
-        said.append(3 if not said or time.monotonic() - begun_s < 0.2 else 1 if said[-1] == 3 else 0)
-        cluster.latest_shift = -500 if said[-1] == 1 else 0
-        if said[-1] == 1:
-            time.sleep(0.3)  # longer than the grace, counted from the first doubt
-        return (said[-1], "not there") if said[-1] else None
-
-    cluster.instead = instead
-    assert read(cluster, 600, fail=False) == list(range(600, 1000))
-
-
-def test_a_gateway_with_older_metadata_is_not_believed(
-    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = GatewayClient(cluster.addresses)
-    assert set(client.describe(None)) == {"flights"}
-    cluster.behind = 3
-    assert set(client.describe(None)) == {"flights"}
-    assert cluster.behind == 0
-    # A cluster that was restored goes on with lower versions.
-    monkeypatch.setattr(gateway_module, "BEHIND_GRACE_MS", 100)
-    cluster.behind = 1_000_000
-    assert client.describe(None) == {}
-    cluster.behind = 0
-    # Nothing is known of what was before.
-    cluster.behind = 1
-    assert GatewayClient(cluster.addresses).describe(None) == {}
-
-
-def written_anew(cluster: MemoryGateway) -> OffsetRange:
-    """A range that was planned before its log was cut at 500 and grew beyond it again."""
-    wanted = OffsetRange("flights", 0, 0, 1000, cluster.topics["flights"].topic_id, epoch=0)
-    cluster.cut("flights", 0, 500)
-    cluster.append("flights", 0, [b"new %d" % i for i in range(700)])
-    return wanted
-
-
-def reading(cluster: MemoryGateway, wanted: OffsetRange, fail: bool, chunk_bytes: int) -> list[Any]:
-    reader = RangeReader(
-        wanted,
-        tuple(cluster.addresses),
-        Decoder("flights", 0, SCHEMA),
-        fail_on_data_loss=fail,
-        chunk_bytes=chunk_bytes,
-        poll_timeout_ms=60_000,
-    )
-    return [value for batch in reader.batches() for value in batch.column("value").to_pylist()]
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 4096, 1 << 20])
-def test_what_was_written_behind_a_cut_is_none_of_a_range_that_was_planned_before(
-    cluster: MemoryGateway, caplog: pytest.LogCaptureFixture, chunk_bytes: int
-) -> None:
-    """The driver goes back to the cut at its next look: what is new would come twice."""
-    wanted = written_anew(cluster)
-    assert reading(cluster, wanted, False, chunk_bytes) == [b"value %d" % i for i in range(500)]
-    assert "offsets 500 to 999 are gone: the log was cut at 500 and written anew" in caplog.text
-    with pytest.raises(DataLossError, match="offsets 500 to 999 are gone"):
-        reading(cluster, wanted, True, chunk_bytes)
-
-
-def test_a_new_leader_with_the_whole_range_is_no_cut(cluster: MemoryGateway) -> None:
-    wanted = OffsetRange("flights", 0, 0, 1000, cluster.topics["flights"].topic_id, epoch=0)
-    cluster.cut("flights", 0, 1000)
-    cluster.append("flights", 0, [b"new"] * 100, size=7)
-    assert reading(cluster, wanted, True, 4096) == [b"value %d" % i for i in range(1000)]
-    # Where nobody told an epoch nothing is known of cuts.
-    wanted = OffsetRange("flights", 0, 990, 1010, cluster.topics["flights"].topic_id)
-    assert len(reading(cluster, wanted, True, 4096)) == 20

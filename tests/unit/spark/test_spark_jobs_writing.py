@@ -367,20 +367,3 @@ def test_reports_of_micro_batches_are_added_once() -> None:
     tally.take(1, {"read": row(rows=3, bytes=9), "closed": row(windows=1)}, late)
     assert [tally.total(name) for name in ("rows", "bytes", "windows", "late")] == [8, 59, 1, 2]
     assert told == ["flights: batch 0, 5 rows", "flights: batch 1, 3 rows, 1 windows, 2 late"]
-
-
-def test_a_note_that_was_not_written_whole_shuts_no_later_run_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told = {"job": "repartition", "key": ""}
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", full)
-        with pytest.raises(JobError, match="No space left on device"):
-            Checkpoint.at(str(tmp_path), "sink", told)
-    assert Checkpoint.at(str(tmp_path), "sink", told) == Checkpoint(tmp_path)
-    with pytest.raises(JobError, match="the checkpoint of another job"):
-        Checkpoint.at(str(tmp_path), "sink", told | {"key": "upper(key)"})

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pyspark_penstock.encode import Rows, encode_batches
 from pyspark_penstock.errors import GatewayError, OptionError, PenstockError
-from pyspark_penstock.jobs.frame import Cluster, JobError
-from pyspark_penstock.jobs.writing import Checkpoint, Target
 from pyspark_penstock.sink import calls
 from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
 from pyspark_penstock.sink.producer import Producer, StageEndedError
-from pyspark_penstock.sink.protocol import BeginStage, CommitUnit, Entry, RefusedUnitError, Triple, Unit
+from pyspark_penstock.sink.protocol import BeginStage, CommitUnit, RefusedUnitError, Triple, Unit
 from pyspark_penstock.sink.units import Task, current_task, terms_of, unit_of
-from pyspark_penstock.sink.writer import BatchWriter, StreamWriter, stream_writer
+from pyspark_penstock.sink.writer import BatchWriter, StreamWriter
 from unit.spark.spark_stage_gateway import StageGateway, unimplemented
 
 QUERY = "4b5c"
@@ -134,13 +128,6 @@ def test_which_unit_a_task_writes() -> None:
     ("options", "task", "streaming", "says"),
     [
         (SinkOptions(("g:1",)), Task(), True, "Spark does not tell this task which query"),
-        (
-            SinkOptions(("g:1",)),
-            Task(query=QUERY, batch=-1),
-            True,
-            "does not tell this task which query and micro",
-        ),
-        (SinkOptions(("g:1",), sink="s"), Task(query=QUERY, batch=-1), False, "give each its own txnAppId"),
         (
             SinkOptions(("g:1",), single="a"),
             Task(query=QUERY),
@@ -448,59 +435,3 @@ def test_who_finds_no_coordinator_says_what_was_told_last(
     task()
     with pytest.raises(GatewayError, match=r"sink s: 127.*COORDINATOR_NOT_AVAILABLE; gateways answer at"):
         stream(cluster, sinkId="s").write(iter([table(5)]))
-
-
-def test_the_only_gateway_that_is_configured_may_go_once_the_driver_has_begun(
-    cluster: StageGateway, task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tasks, and the process that commits, know others from the one that made the writer."""
-    cluster.start()
-    given = {"gateway": cluster.addresses[0], "topic": "t"}
-    made = pickle.dumps(stream_writer(given, StructType([StructField("value", BinaryType())])))
-    cluster.stop_one(0)
-    for name in ("BEGIN_BUDGET_MS", "COMMIT_BUDGET_MS"):
-        monkeypatch.setattr(calls, name, 5_000)
-    calls._known.clear()
-    task()
-    writer = pickle.loads(made)
-    writer.commit([writer.write(iter([table(10)]))], 0)
-    assert values(cluster) == list(range(10))
-    plain = given | {"delivery": "at-least-once", "gateway": ",".join(cluster.addresses)}
-    stream_writer(plain, StructType([StructField("value", BinaryType())])).write(iter([table(5)]))
-    assert len(cluster.rows("t")) == 15
-
-
-def test_what_a_sink_has_decided_last_can_be_asked(cluster: StageGateway, task: Any) -> None:
-    driver = calls.SinkCalls(cluster.addresses)
-    assert driver.last("s") is None
-    writer = stream(cluster, sinkId="s")
-    task(number=4)
-    message = writer.write(iter([table(10)]))
-    assert driver.last("s") is None
-    writer.commit([message], 4)
-    assert driver.last("s") == Entry(QUERY, 4)
-
-
-def test_a_checkpoint_that_has_lost_what_its_sink_has_is_refused(
-    cluster: StageGateway, task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its micro-batch would be planned anew with a later end, and left out as one that is done."""
-    target = Target(Cluster(",".join(cluster.addresses)), "t", b"t" * 16, 3)
-    place = Checkpoint(tmp_path)
-    place.check_sink(target, "s")
-    (tmp_path / "metadata").write_text(json.dumps({"id": QUERY}))
-    (tmp_path / "offsets").mkdir()
-    writer = stream(cluster, sinkId="s")
-    for number in range(2):
-        task(number=number)
-        (tmp_path / "offsets" / str(number)).write_text("v1")
-        writer.commit([writer.write(iter([table(10)]))], number)
-        place.check_sink(target, "s")
-    (tmp_path / "offsets" / "1").unlink()
-    with pytest.raises(JobError, match="has lost micro-batch 1, which is in t: it was put back, or"):
-        place.check_sink(target, "s")
-    # Of another query the sink itself says what there is to say.
-    (tmp_path / "metadata").write_text(json.dumps({"id": "another"}))
-    place.check_sink(target, "s")
-    monkeypatch.setattr(calls, "DESCRIBE_BUDGET_MS", 100)
-    place.check_sink(replace(target, cluster=Cluster("127.0.0.1:1")), "s")

@@ -38,29 +38,13 @@ def scale_nodes(admin: Admin, scaler: Scaler, how: How, scaling: Scaling) -> Non
         _fewer_nodes(admin, scaler, how, scaling, nodes)
         return
     live = sum(node.condition != _FENCED for node in nodes)
-    extra = scaler.spares([node.node_id for node in nodes], lambda: removed_nodes(admin))
+    extra = scaler.spares([node.node_id for node in nodes])
     if scaling.count > len(nodes) or live < scaling.count:
         _more_nodes(admin, scaler, how, scaling, nodes, extra)
     elif extra:
         _stop_spares(scaler, how, scaling, extra)
     else:
         note(f"there are {scaling.count} storage nodes already")
-
-
-def removed_nodes(admin: Admin) -> set[int]:
-    """Ids of nodes that operations have removed, as far back as the cluster remembers."""
-    from penstock_proto.v1 import metadata_pb2
-
-    return {
-        node_id
-        for operation in admin.operations(ended=True)
-        if operation.record.state == metadata_pb2.OPERATION_STATE_DONE
-        and (
-            operation.record.kind == "node-remove"
-            or (operation.record.kind == "node-replace" and operation.record.parameters.replacement_node_id)
-        )
-        for node_id in operation.record.parameters.node_ids
-    }
 
 
 def _more_nodes(

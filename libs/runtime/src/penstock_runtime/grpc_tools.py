@@ -83,9 +83,7 @@ SERVER_OPTIONS: Options = (
 TLS_CHANNEL_OPTIONS: Options = (("grpc.client_idle_timeout_ms", 60_000),)
 """A channel without calls disconnects: so one of an older certificate is known to be done."""
 OLD_CHANNEL_S_MAX = 24 * 3600.0
-"""Streams on an older certificate are cut off after that: see `was_cut_off`."""
-CHANNEL_CLOSED = "its channel was closed"
-"""Why a stream ended that was cut off."""
+"""Streams on an older certificate are cut off after that."""
 _OLD_LOOK_S = 1.0
 _TELL_AGAIN_S = 60.0
 
@@ -353,16 +351,6 @@ async def probe(host: str, port: int, timeout_ms: int) -> Probe:
         return Probe.SILENT
 
 
-def was_cut_off() -> bool:
-    """Of a CancelledError that a call raised: whether the call's channel was closed under it. Else the task that runs
-    is being cancelled, and has to end.
-
-    gRPC says the same of both, and a task that takes the one for the other ends without a word.
-    """
-    task = asyncio.current_task()
-    return task is None or not task.cancelling()
-
-
 async def fail(
     context: grpc.aio.ServicerContext[Any, Any], status: grpc.StatusCode, message: str
 ) -> NoReturn:
@@ -371,7 +359,6 @@ async def fail(
 
 
 __all__ = [
-    "CHANNEL_CLOSED",
     "CHANNEL_OPTIONS",
     "SERVER_OPTIONS",
     "ChannelPool",
@@ -380,5 +367,4 @@ __all__ = [
     "fail",
     "probe",
     "serve",
-    "was_cut_off",
 ]

@@ -36,7 +36,6 @@ from penstock_core.metadata.image import ImageBuilder, MetadataImage
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.grpc_tools import CHANNEL_CLOSED, was_cut_off
 from penstock_runtime.logs import Log, get_log, one_line
 
 ImageCallback = Callable[[MetadataImage, MetadataImage, Sequence[metadata_pb2.MetadataRecord]], None]
@@ -179,8 +178,8 @@ class MetadataClient:
         except grpc.aio.AioRpcError as e:
             return guard.reason or self._why_ended(e)
         except asyncio.CancelledError:
-            if was_cut_off():  # by the guard, or with its channel
-                return guard.reason or CHANNEL_CLOSED
+            if guard.reason and not _is_being_cancelled():
+                return guard.reason
             raise
         finally:
             guard.stop()
@@ -337,6 +336,11 @@ class _StallGuard:
 def _give_up(future: asyncio.Future[bool]) -> None:
     if not future.done():
         future.set_result(False)
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 __all__ = ["KEEPALIVE_MS", "NEVER_MS", "STALL_MS", "ImageCallback", "MetadataClient"]

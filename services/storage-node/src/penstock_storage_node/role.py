@@ -333,13 +333,10 @@ class StorageNode:
             credit_bytes=settings.catch_up_credit_bytes,
             bytes_per_s=settings.catch_up_bytes_per_s_max,
             pieces=ports.pieces,
-            near_bytes=ports.near_bytes,
         )
-        self._throttle = throttle = CatchUpThrottle(
-            manager.registry, self._clocks.s, ports.throttled_message_bytes_min
-        )
+        self._throttle = throttle = CatchUpThrottle(manager.registry, self._clocks.s)
         self._links = FollowerStreams(
-            manager, self._replica_channels, suspected_leaders.suspect, limits, throttle, ports.parts.inlet
+            manager, self._replica_channels, suspected_leaders.suspect, limits, throttle
         )
         self._streams = LeaderStreams(manager, limits, throttle)
         self._reporter = NodeReporter(manager, self._directory, throttle.hear)

@@ -22,7 +22,6 @@ from pyspark_penstock.jobs.archive_files import (
     Manifest,
     by_text,
     move_in,
-    written_for_all,
 )
 from pyspark_penstock.jobs.frame import (
     DEFAULT_GATEWAY,
@@ -47,6 +46,11 @@ _PARTS: Final = {
     "date": {"date": f"date_format({_UTC}, 'yyyy-MM-dd')"},
     "hour": {"date": f"date_format({_UTC}, 'yyyy-MM-dd')", "hour": f"date_format({_UTC}, 'HH')"},
 }
+_WRITE: Final = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+}
+"""Spark's own default for times, INT96, is nobody else's."""
 
 
 def archive(
@@ -88,8 +92,6 @@ def archive(
             )
         before = len(files.manifests)
         begun = dict(span.first) | files.upto()
-        if files.drop_old_checkpoint():
-            progress(f"{topic}: the checkpoint is older than the manifests, and goes; on where they end")
         _query(spark, span, files, by, records_per_batch, progress)
         added = [item for manifest in files.manifests[before:] for item in manifest.files]
         joined = compact_archive(spark, files, progress) if compact else 0
@@ -115,7 +117,7 @@ def _query(
 
     def write(frame: DataFrame, batch_id: int) -> None:
         manifest = _manifest(files, span, batch_id)
-        if files.is_in(manifest):
+        if files.has(manifest.query_id, batch_id):
             return
         added = _written(frame, files, manifest, by)
         files.add(replace(manifest, files=added))
@@ -123,12 +125,21 @@ def _query(
             f"{span.topic}: batch {batch_id}, {sum(item.rows for item in added)} rows in {len(added)} files"
         )
 
-    with written_for_all(spark):
+    kept = {name: spark.conf.get(name, None) for name in _WRITE}
+    try:
+        for name, value in _WRITE.items():
+            spark.conf.set(name, value)
         to_its_end(
             rows.writeStream.foreachBatch(write)
             .option("checkpointLocation", str(files.checkpoint))
             .trigger(availableNow=True)
         )
+    finally:
+        for name, before in kept.items():
+            if before is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, before)
 
 
 def _start(span: Span, files: ArchiveFiles) -> str:
@@ -140,7 +151,11 @@ def _start(span: Span, files: ArchiveFiles) -> str:
 def _manifest(files: ArchiveFiles, span: Span, batch_id: int) -> Manifest:
     """Of a micro-batch, without its files: what Spark has noted in the checkpoint before it runs."""
     query_id = json.loads((files.checkpoint / "metadata").read_text())["id"]
-    start, end = files.planned(batch_id, span.topic)
+    form = json.loads((files.checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1])
+    start, end = (
+        {int(part): int(offset) for part, offset in form.get(name, {}).get(span.topic, {}).items()}
+        for name in ("from", "to")
+    )
     return Manifest(
         batch_id,
         query_id,

@@ -8,8 +8,7 @@
     DIR/_penstock/checkpoint/                     Spark's
 
 Rule: a file counts once a manifest names it, and a manifest comes by rename. What a killed run left has a name of its
-micro-batch, and goes before that is written again. While `compact.json` is there its manifest stands for all that it
-takes the place of. Only plain directories, which driver and executors see alike.
+micro-batch, and goes before that is written again. Only plain directories, which driver and executors see alike.
 """
 
 from __future__ import annotations
@@ -23,24 +22,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow.parquet as pq
 
 from pyspark_penstock.errors import OptionError
 from pyspark_penstock.jobs.frame import JobError, Offsets
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-_WRITE: Final = {
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.sources.partitionOverwriteMode": "static",
-}
-"""Spark's own default for times, INT96, is nobody else's."""
 _ROOM: Final = "_penstock"
-_LOOKS_MAX: Final = 10
-"""How often manifests are read anew while somebody changes them."""
 _QUERY_CHARS: Final = 8
 
 
@@ -124,43 +113,6 @@ def merged(manifests: Iterable[Manifest]) -> Manifest:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Compaction:
-    """What takes the place of what."""
-
-    manifest: Manifest
-    manifests: tuple[str, ...]
-    """Names of those that it takes the place of, beside the one of its own name."""
-    files: tuple[str, ...]
-    """Those that go."""
-
-    def text(self) -> str:
-        return json.dumps(
-            {
-                "manifest": json.loads(self.manifest.text()),
-                "manifests": sorted(self.manifests),
-                "files": sorted(self.files),
-            }
-        )
-
-    @classmethod
-    def parse(cls, text: str, where: str) -> Compaction:
-        """Raises JobError."""
-        try:
-            form = json.loads(text)
-            manifest = Manifest.parse(json.dumps(form["manifest"]), where)
-            return cls(manifest, tuple(map(str, form["manifests"])), tuple(map(str, form["files"])))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise JobError(
-                f"{where}: this is no note of a compaction ({error!r}); put back a good copy"
-            ) from None
-
-    def after(self, manifests: Iterable[Manifest]) -> list[Manifest]:
-        """What there is once it is done."""
-        replaced = {*self.manifests, self.manifest.name}
-        return [*(item for item in manifests if item.name not in replaced), self.manifest]
-
-
 class ArchiveFiles:
     """The archive in one directory, as its manifests say."""
 
@@ -178,37 +130,11 @@ class ArchiveFiles:
             raise OptionError(
                 f"an archive is a directory that driver and executors see under the same path, not {directory!r}"
             )
-        found = cls(Path(directory).absolute(), [])
-        found.manifests = found._read()
+        path = Path(directory).absolute()
+        found = cls(path, [])
+        names = sorted(found.manifest_room.glob("*.json")) if found.manifest_room.is_dir() else []
+        found.manifests = [Manifest.parse(item.read_text(), str(item)) for item in names]
         return found
-
-    def _read(self) -> list[Manifest]:
-        """Manifests as they are at one moment: a compaction may be at it, or was killed while it was."""
-        for _ in range(_LOOKS_MAX):
-            decided, names = self.decided(), self._names()
-            try:
-                found = [Manifest.parse(item.read_text(), str(item)) for item in names]
-            except FileNotFoundError:
-                continue
-            if (decided, names) == (self.decided(), self._names()):
-                return found if decided is None else decided.after(found)
-        raise JobError(f"the manifests in {self.manifest_room} change all the time; try again")
-
-    def _names(self) -> list[Path]:
-        return sorted(self.manifest_room.glob("*.json")) if self.manifest_room.is_dir() else []
-
-    @property
-    def compaction(self) -> Path:
-        """The note of one that is decided."""
-        return self.room / "compact.json"
-
-    def decided(self) -> Compaction | None:
-        """A compaction of which not all is done. Raises JobError."""
-        try:
-            text = self.compaction.read_text()
-        except FileNotFoundError:
-            return None
-        return Compaction.parse(text, str(self.compaction))
 
     @classmethod
     def open(cls, directory: str, topic: str) -> ArchiveFiles:
@@ -266,60 +192,9 @@ class ArchiveFiles:
         """Whether that micro-batch is in."""
         return any(item.query_id == query_id and item.batch_id >= batch_id for item in self.manifests)
 
-    def is_in(self, wanted: Manifest) -> bool:
-        """Whether all that a micro-batch covers is in. Raises JobError where some of it is.
-
-        By offsets: the number of a micro-batch is planned anew where the checkpoint has lost it, with another end.
-        """
-        upto = self.upto()
-        is_same = self.has(wanted.query_id, wanted.batch_id)
-        begun = is_same or any(start < upto.get(part, start) for part, start in wanted.start.items())
-        if begun and any(end > upto.get(part, -1) for part, end in wanted.end.items()):
-            raise JobError(
-                f"micro-batch {wanted.batch_id} is in {self.directory} with other offsets than the checkpoint has: "
-                f"remove {self.checkpoint}, and the next run goes on where the manifests end"
-            )
-        return begun
-
-    def drop_old_checkpoint(self) -> bool:
-        """Removes a checkpoint that knows less than the manifests: one that was put back, or was not on the disk yet
-        when the power went. Without it a query begins where the manifests end."""
-        query = self._query_id()
-        mine = [item for item in self.manifests if item.query_id == query]
-        if not mine:
-            return False
-        last = max(mine, key=lambda item: item.batch_id)
-        try:
-            planned = self.planned(last.batch_id, last.topic)[1]
-        except (OSError, ValueError, AttributeError, IndexError, TypeError):
-            planned = {}
-        if planned and all(last.end.get(part) == offset for part, offset in planned.items()):
-            return False
-        shutil.rmtree(self.checkpoint)
-        return True
-
-    def _query_id(self) -> str:
-        """That of the checkpoint; "" where there is none."""
-        try:
-            return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
-
-    def planned(self, batch_id: int, topic: str) -> tuple[Offsets, Offsets]:
-        """Where a micro-batch begins and ends, which Spark notes in the checkpoint before it runs."""
-        form = json.loads((self.checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1])
-        start, end = (
-            {int(part): int(offset) for part, offset in form.get(name, {}).get(topic, {}).items()}
-            for name in ("from", "to")
-        )
-        return start, end
-
     def add(self, manifest: Manifest) -> None:
         """By rename, and durably: afterwards the micro-batch is in."""
-        if not self.manifest_room.is_dir():
-            self.manifest_room.mkdir(parents=True)
-            flush_directory(self.room)
-            flush_directory(self.directory)
+        self.manifest_room.mkdir(parents=True, exist_ok=True)
         put(self.manifest_room / manifest.name, manifest.text())
         self.manifests.append(manifest)
 
@@ -341,22 +216,6 @@ class ArchiveFiles:
         for path in self.directory.glob(f"date=*/**/{prefix}*.parquet"):
             if str(path.relative_to(self.directory)) not in named:
                 path.unlink()
-
-
-@contextmanager
-def written_for_all(spark: SparkSession) -> Iterator[None]:
-    """What the session writes meanwhile every reader of Parquet reads."""
-    kept = {name: spark.conf.get(name, None) for name in _WRITE}
-    try:
-        for name, value in _WRITE.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, before in kept.items():
-            if before is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, before)
 
 
 def put(path: Path, text: str) -> None:
@@ -396,7 +255,7 @@ def move_in(staging: Path, directory: Path, prefix: str) -> Iterable[DataFile]:
         with path.open("rb") as file:
             os.fsync(file.fileno())
         path.replace(target)
-        touched |= {target.parent, *target.parent.parents} - set(directory.parents)
+        touched |= {target.parent, target.parent.parent}
         yield DataFile(path=str(target.relative_to(directory)), **found)
     for folder in touched:
         flush_directory(folder)

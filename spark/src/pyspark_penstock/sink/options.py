@@ -72,8 +72,6 @@ class SinkOptions:
     staging_timeout_ms: int = STAGING_TIMEOUT_MS
     single: str = ""
     """Name that was made for this batch write; "" in a stream."""
-    others: tuple[str, ...] = ()
-    """Gateways that the cluster has named beside the configured ones."""
 
 
 def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptions:

@@ -148,7 +148,7 @@ class _DriverCalls:
 
 
 def _driver(options: SinkOptions) -> _DriverCalls:
-    calls = SinkCalls(options.gateways + options.others, options.credentials_file)
+    calls = SinkCalls(options.gateways, options.credentials_file)
     with suppress(PenstockError):  # then the configured ones are tried alone
         calls.learn()
     return _DriverCalls(calls)

@@ -22,7 +22,7 @@ class Task(NamedTuple):
     query: str = ""
     """Of the streaming query that it belongs to; "" for none."""
     batch: int = 0
-    """The micro-batch of that query; -1 where nobody tells."""
+    """The micro-batch of that query."""
 
 
 def current_task() -> Task:
@@ -31,8 +31,7 @@ def current_task() -> Task:
     if context is None:
         return Task()
     query = context.getLocalProperty("sql.streaming.queryId") or ""
-    # One that is not told must not pass for the first: what is decided already is left out.
-    batch = context.getLocalProperty("streaming.sql.batchId") or "-1"
+    batch = context.getLocalProperty("streaming.sql.batchId") or "0"
     return Task(context.partitionId(), context.attemptNumber(), query, int(batch))
 
 
@@ -41,12 +40,12 @@ def unit_of(options: SinkOptions, task: Task, *, streaming: bool) -> Unit:
     if options.version is not None:
         application, version = options.version
         return Unit(options.sink or f"spark-{application}", application, version)
-    if streaming and (not task.query or task.batch < 0):
+    if streaming and not task.query:
         raise OptionError(
-            "Spark does not tell this task which query and micro-batch it belongs to, so that a repeated one would "
-            'not be known; set option("delivery", "at-least-once")'
+            "Spark does not tell this task which query it belongs to, so that a repeated micro-batch would not be "
+            'known; set option("delivery", "at-least-once")'
         )
-    if streaming or (task.query and task.batch >= 0 and options.sink):
+    if streaming or (task.query and options.sink):
         return Unit(options.sink or f"spark-{task.query}", task.query, task.batch)
     if task.query:
         raise OptionError(

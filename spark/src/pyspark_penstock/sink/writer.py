@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from pyspark_penstock.errors import OptionError
 from pyspark_penstock.gateway import check_claims
 from pyspark_penstock.parts import restore
 from pyspark_penstock.sink.appending import Appending
-from pyspark_penstock.sink.calls import others
 from pyspark_penstock.sink.columns import check_schema
 from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
 from pyspark_penstock.sink.staging import abort_messages, commit_messages, stage_rows
@@ -56,7 +54,7 @@ def _checked(parsed: SinkOptions, schema: StructType) -> SinkOptions:
             _told.add(remark)
             _log.warning("%s", remark)
     check_schema(schema, parsed.topic)
-    return replace(parsed, others=others(parsed.gateways, parsed.credentials_file))
+    return parsed
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -104,7 +102,7 @@ def write_rows(
     """One task. Returns when all in-sync replicas have every row. Raises PenstockError."""
     task = current_task()
     turn = task.partition % len(options.gateways)
-    gateways = options.gateways[turn:] + options.gateways[:turn] + options.others
+    gateways = options.gateways[turn:] + options.gateways[:turn]
     if options.exactly_once:
         unit = unit_of(options, task, streaming=streaming)
         return stage_rows(options, gateways, unit, task, gathered(iterator))

@@ -250,37 +250,6 @@ async def test_a_node_that_dies_leaves_sent_produce_timed_out(rig: Rig) -> None:
     assert rig.nodes[2].logs == {("t", 0): [b"b"]}
 
 
-async def test_what_is_out_by_a_channel_that_is_closed_is_answered_at_once(rig: Rig) -> None:
-    """A day after new certificates came, channels of the old ones are closed, with the streams of clients on them."""
-    client = rig.client()
-    rig.nodes[1].silent = True
-    sent = rig.submit(client, Produce, produce_frame((0, b"a")))
-    reading = rig.submit(client, Fetch, fetch_frame(0, 2))
-    await rig.nodes[1].frame(2)
-    await rig.channels.drop(f"127.0.0.1:{rig.nodes[1].port}")
-    await eventually(lambda: sent.done() and reading.done(), "both answers", timeout_s=5)
-    assert codes(sent.result()) == {0: 7}
-    assert {code for code, _ in fetched(reading.result()).values()} == {6}
-    rig.nodes[1].silent = False
-    assert codes(await outcome(rig.submit(client, Produce, produce_frame((0, b"b"))))) == {0: 0}
-
-
-async def test_a_channel_that_is_closed_while_it_connects_is_made_anew(rig: Rig) -> None:
-    port = rig.nodes[1].port
-    await rig.nodes[1].refuse_connections()
-    client = rig.client()
-    held = rig.submit(client, Produce, produce_frame((0, b"a")))
-    await eventually(lambda: rig.nodes[1].attempts >= 1, "an attempt at the dead node")
-    await rig.channels.drop(f"127.0.0.1:{port}")
-    await eventually(
-        lambda: rig.metrics.streams_lost or rig.lifecycle.failed.is_set(), "the end of the stream"
-    )
-    assert not rig.lifecycle.failed.is_set()
-    rig.move(0, 2)
-    rig.publish()
-    assert codes(await outcome(held)) == {0: 0}
-
-
 async def test_a_node_that_never_was_reached_loses_nothing(rig: Rig) -> None:
     await rig.nodes[1].refuse_connections()
     client = rig.client()

@@ -11,7 +11,6 @@ import pytest
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
-from penstock_kafka.records.batch import PREFIX_BYTES, stamp
 from penstock_storage_node.log import DirectoryPorts, FileSystem, LogDirectory
 from penstock_storage_node.log.directory import DirectoryLocked
 from support.simulated_fs import SimulatedCrash, keep_random, keep_synced
@@ -245,25 +244,6 @@ def test_checkpoints_merge_and_survive() -> None:
     assert (log.log_start_offset, log.log_end_offset) == (1, 4)
     text = disk.pread(disk.open("/data/recovery-point-offset-checkpoint"), 1000, 0)
     assert text == b"0\n3\nt 0 3\nt 1 3\nt 2 4\n"
-
-
-def test_a_mark_of_gaps_that_found_no_space_is_made_by_the_next_try() -> None:
-    """Without it the next start takes the first gap for a lost write, and cuts what was acknowledged."""
-    fs = new_disk()
-    directory, log = new_log(fs)
-    for offset in (0, 10):  # what lay between was compacted away at the leader
-        batch = make_batch()
-        sent = bytes(stamp(offset, 1, batch)) + batch[PREFIX_BYTES:]
-        log.append_as_follower(sent, 1, base_offset=log.log_end_offset)
-    fs.fail_on = lambda call, path: OSError(errno.ENOSPC, "full") if "cleaner-offset" in path else None
-    with pytest.raises(OSError, match="full"):
-        run_job(log)
-    assert not directory.offsets.is_marked_compacted(log)
-    fs.fail_on = lambda call, path: None
-    assert run_job(log, retry=True)
-    assert log.flushed_offset == 11
-    _, again = reopen(fs.crash(keep_synced, keep_names=lambda count: 0))
-    assert again.log_end_offset == 11
 
 
 def test_damaged_checkpoints_mean_a_longer_scan_only() -> None:

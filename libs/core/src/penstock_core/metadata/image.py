@@ -174,8 +174,7 @@ class PartitionImage:
 
     @property
     def unconfirmed(self) -> bool:
-        """Nobody has led it since it was restored from a backup, or its last leader came back with another disk: who
-        may is told by the nodes' logs alone."""
+        """Nobody has led it since it was restored from a backup: who may is told by the nodes' logs alone."""
         return self.leader == self.last_known_leader == NO_NODE and not self.isr and not self.elr
 
     @property

@@ -10,7 +10,6 @@ All times are a monotonic clock's milliseconds. What is kept is bounded, and it 
 from __future__ import annotations
 
 import ipaddress
-from functools import lru_cache
 from typing import Final
 
 DELAY_MS_MAX: Final = 30_000
@@ -158,7 +157,6 @@ class LoginLimits:
         return bucket
 
 
-@lru_cache(maxsize=4096)
 def network(address: str) -> str:
     """What counts as one address: of IPv6 the /64, for whoever has one has them all."""
     try:

@@ -334,11 +334,7 @@ class ClusterApis:
             require_cluster(authorizer, who, Operation.IDEMPOTENT_WRITE)
         # An id and epoch in the request belong to transactions; without one a new id is
         # given each time (Kafka: TransactionCoordinator.handleInitProducerId).
-        try:
-            producer_id = await self._producer_ids.allocate()
-        except PenstockError as e:
-            # Older Java producers end at any other code (Kafka: RPCProducerIdManager.generateProducerId).
-            raise PenstockError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, e.message) from None
+        producer_id = await self._producer_ids.allocate()
         response = codec.build(
             codec.response_type(header.api_key, header.api_version),
             error_code=0,

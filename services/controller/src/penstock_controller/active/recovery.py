@@ -106,13 +106,12 @@ class Recovery:
             raise NotActive
         image = self._worker.image
         response = api.RecoverTopicsResponse(version=image.version)
-        if missing := self._offers.missing(image, self._there(image)):
+        if missing := self._offers.missing(image, self._live(image)):
             names = ", ".join(map(str, missing))
             response.error.CopyFrom(
                 make_error(
                     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-                    f"storage node {names} has not told yet what it has; try again in some seconds, or stop it to go "
-                    "without what it has",
+                    f"storage node {names} has not told yet what it has; try again in some seconds",
                 )
             )
             return response
@@ -136,9 +135,8 @@ class Recovery:
             self._lifecycle.log.warning("topics recovered from nodes", topics=names, by=request.principal)
         return response
 
-    def _there(self, image: MetadataImage) -> list[NodeId]:
-        """Fenced ones too: after an import each is, until it has caught up, and may be the one that is ahead."""
-        return [node_id for node_id in image.nodes if self._alive(node_id)]
+    def _live(self, image: MetadataImage) -> list[NodeId]:
+        return [n.node_id for n in image.nodes.values() if not n.fenced and self._alive(n.node_id)]
 
     def _take(self, told: api.RecoveredTopic) -> Awaitable[bool]:
         return self._worker.submit(lambda ctx: adopt(ctx, told, self._offers))

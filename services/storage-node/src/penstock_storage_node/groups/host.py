@@ -135,11 +135,6 @@ class GroupHost(CoordinatorHost[Shard]):
     def serve(self, hosted: Hosted[Shard]) -> None:
         """See `CoordinatorHost`."""
         hosted.shard.resume()
-        image = self._manager.registry.image
-        # Who had committed them knew their topics, by metadata older than this leadership; but a topic that restored
-        # metadata do not know may be on the nodes still, and be taken again.
-        if not image.restored_version:
-            hosted.shard.forget_deleted(lambda name: name in image.topic_ids)
 
     def on_marker(self, partition: Partition, producer_id: int, offset: int, *, commits: bool) -> None:
         """A marker that the high watermark covers, in a partition that this node leads; in the order of the log."""
@@ -208,10 +203,10 @@ class GroupHost(CoordinatorHost[Shard]):
             )
 
     def on_metadata(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Offsets of deleted topics go, of those too whose names were given again before this node heard of it."""
+        """Offsets of deleted topics go."""
         if old.topic_ids is new.topic_ids:
             return
-        gone = frozenset(name for name, _ in old.topic_ids.items() - new.topic_ids.items())
+        gone = frozenset(old.topic_ids.keys() - new.topic_ids.keys())
         if gone:
             for shard in self.shards():
                 shard.forget_topics(gone)

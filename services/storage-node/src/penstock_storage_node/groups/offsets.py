@@ -92,8 +92,6 @@ class OffsetStore:
         self._settings = store.settings
         self._clock_ms = store.clock_ms
         self._wall_ms = store.wall_ms
-        self._topics_read: set[str] = set()
-        """Of the offsets in the log, until the first look at which of them are there."""
 
     # -- commit ---------------------------------------------------------------------------
 
@@ -366,13 +364,6 @@ class OffsetStore:
             if gone:
                 self.remove_offsets(group_id, gone, lambda _: None)
 
-    def forget_deleted(self, is_there: Callable[[str], bool]) -> None:
-        """As `forget_topics`, for those of the log that was read."""
-        read, self._topics_read = self._topics_read, set()
-        gone = frozenset(name for name in read if not is_there(name))
-        if gone:
-            self.forget_topics(gone)
-
     # -- the log -----------------------------------------------------------------------------
 
     def replay(self, about: Key, value: bytes | None, offset: int = -1, producer_id: int = -1) -> None:
@@ -383,7 +374,6 @@ class OffsetStore:
             self.drop_offsets(group_id, [place])
             return
         read = read_offset(value)._replace(record_offset=offset)
-        self._topics_read.add(about.topic)
         if producer_id < 0:
             self._offsets.setdefault(group_id, {})[place] = read
             return

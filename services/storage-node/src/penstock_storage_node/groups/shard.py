@@ -304,10 +304,6 @@ class Shard:
         """Topics were deleted: so are the offsets in them."""
         self._offsets.forget_topics(names)
 
-    def forget_deleted(self, is_there: Callable[[str], bool]) -> None:
-        """Once, after `resume`: offsets go whose topics were deleted while this log was read, or nobody led it."""
-        self._offsets.forget_deleted(is_there)
-
     # -- groups as a whole -----------------------------------------------------------------------
 
     def delete_group(self, group_id: str, reply: Callable[[ErrorCode], None]) -> None:

@@ -24,7 +24,6 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer, Malformed
-from penstock_storage_node.groups.classic.group import JoinResult, SyncResult
 from penstock_storage_node.groups.consumer.group import ConsumerGroup
 from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights
 from penstock_storage_node.groups.host import GroupHost
@@ -190,18 +189,8 @@ class GroupHandler:
             owner=caller.owner,
         )
         later = DeferredReply()
-
-        def joined(result: JoinResult) -> None:
-            if not self._may_read_yet(caller, request.group_id):
-                result = JoinResult(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-            later.give(encode_join(header, result))
-
-        shard.join(join, joined)
+        shard.join(join, lambda result: later.give(encode_join(header, result)))
         return later.result()
-
-    def _may_read_yet(self, caller: RequestContext, group_id: str) -> bool:
-        """Whether who has waited for others may still have what is told: a rebalance takes minutes."""
-        return self._rights.may(caller, Operation.READ, ResourceType.GROUP, group_id)
 
     def _sync(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
@@ -215,13 +204,7 @@ class GroupHandler:
             [(a.member_id, a.assignment) for a in request.assignments or ()],
         )
         later = DeferredReply()
-
-        def synced(result: SyncResult) -> None:
-            if not self._may_read_yet(caller, request.group_id):
-                result = SyncResult(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-            later.give(encode_sync(header, result))
-
-        shard.sync(sync, synced)
+        shard.sync(sync, lambda result: later.give(encode_sync(header, result)))
         return later.result()
 
     def _heartbeat(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:

@@ -147,13 +147,12 @@ class OffsetFiles:
     def mark_compacted(self, topic: str, partition: int) -> None:
         """Note, durably, that a log may have gaps from now on: at its next start nobody else can tell.
 
-        A row of the cleaner's checkpoint says it, be its offset 0. Raises OSError; then it is as it was.
+        A row of the cleaner's checkpoint says it, be its offset 0.
         """
         with self._mutex:
             if (topic, partition) not in self._cleaned:
-                rows = {**self._cleaned, (topic, partition): 0}
-                self._save(checkpoints.CLEANER_FILE, rows)
-                self._cleaned = rows  # nobody may rely on it before it is on disk
+                self._cleaned[topic, partition] = 0
+                self._save(checkpoints.CLEANER_FILE, self._cleaned)
 
     def set_cleaned(self, log: PartitionLog, offset: int, cut_count: int | None = None) -> bool:
         """Note, durably, that a log is compacted up to `offset`.

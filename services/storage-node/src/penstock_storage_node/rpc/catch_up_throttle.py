@@ -83,16 +83,10 @@ class ByteBudget:
 class Direction:
     """What goes out, or comes in, on all catch-up streams of the node."""
 
-    def __init__(
-        self,
-        rate: Callable[[float], int],
-        clock_s: Callable[[], float],
-        message_bytes_min: int = MESSAGE_BYTES_MIN,
-    ) -> None:
+    def __init__(self, rate: Callable[[float], int], clock_s: Callable[[], float]) -> None:
         """`rate(now_s)`: bytes per second, LONG_MAX for no bound."""
         self._rate = rate
         self._clock_s = clock_s
-        self._message_bytes_min = message_bytes_min
         self._budget = ByteBudget(clock_s())
         self.throttled_s = 0.0
         """For how long streams waited, all together."""
@@ -111,7 +105,7 @@ class Direction:
     def message_bytes(self, most: int) -> int:
         """How large a message should be, so that the rate holds over short times."""
         rate = self._rate(self._clock_s())
-        return most if rate >= LONG_MAX else min(most, max(int(rate * BURST_S), self._message_bytes_min))
+        return most if rate >= LONG_MAX else min(most, max(int(rate * BURST_S), MESSAGE_BYTES_MIN))
 
     def claim(self, size_bytes: int) -> float:
         """Get in line for so many bytes; returns the place."""
@@ -135,12 +129,7 @@ class Direction:
 class CatchUpThrottle:
     """Both directions of one node. Lives on the event loop."""
 
-    def __init__(
-        self,
-        registry: PartitionRegistry,
-        clock_s: Callable[[], float],
-        message_bytes_min: int = MESSAGE_BYTES_MIN,
-    ) -> None:
+    def __init__(self, registry: PartitionRegistry, clock_s: Callable[[], float]) -> None:
         self._registry = registry
         self._clock_s = clock_s
         self._told_bytes_per_s = 0
@@ -148,8 +137,8 @@ class CatchUpThrottle:
         self._operations: OperationsImage | None = None
         self._fixed_bytes_per_s = 0
         self._copying = False
-        self.out = Direction(lambda now_s: self._rate(LEADER_RATE, now_s), clock_s, message_bytes_min)
-        self.into = Direction(lambda now_s: self._rate(FOLLOWER_RATE, now_s), clock_s, message_bytes_min)
+        self.out = Direction(lambda now_s: self._rate(LEADER_RATE, now_s), clock_s)
+        self.into = Direction(lambda now_s: self._rate(FOLLOWER_RATE, now_s), clock_s)
 
     def hear(self, bytes_per_s: int) -> None:
         """What the active controller allows in each direction; 0: it sets no bound."""

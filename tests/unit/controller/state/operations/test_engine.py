@@ -342,26 +342,6 @@ def test_a_removed_node_is_gone_with_its_directory_in_one_command() -> None:
     assert "retired" in register_node(cluster.ctx, request).reply.error.message
 
 
-@pytest.mark.parametrize("kind", ["node-remove", "node-replace"])
-def test_what_a_removed_node_had_before_its_last_directory_is_refused_too(kind: str) -> None:
-    cluster = MovedCluster(spread(2, 1, 2))
-    first, last = cluster.image.nodes[NodeId(1)].directory_id, b"n" * 16
-    cluster.die(1)
-    assert not come_with(cluster, 1, last)
-    cluster.catch_up(1)
-    operation = cluster.start(
-        cluster.plan(
-            kind, spread(2, 2, 3), node_ids=[1], **{"replacement_node_id": 3} if kind != "node-remove" else {}
-        )
-    )
-    assert cluster.finish(operation).state == DONE
-    assert NodeId(1) not in cluster.image.nodes
-    for node_id, directory in ((1, first), (1, last), (-1, first), (9, first)):
-        assert f"operation {operation}" in come_with(cluster, node_id, directory)
-    assert "the node was removed" in come_with(cluster, 1, first)
-    assert not come_with(cluster, 1, b"z" * 16), "who asks for it by name may have it"
-
-
 def test_a_node_that_still_holds_what_was_not_planned_is_not_removed() -> None:
     cluster = MovedCluster({("t", 0): (1, 2), ("late", 0): (1, 2)})
     operation = cluster.start(cluster.plan("node-remove", {("t", 0): (2, 3)}, node_ids=[1]))
