@@ -187,8 +187,6 @@ class GoalChecks:
             move = moves.get(new.key)
             if move is None or new.key not in image.operations.moves.get(operation_id, {}):
                 continue
-            if {*new.replicas} - {*new.removing_replicas} != {*move.replicas}:
-                continue  # somebody else asks for that
             for node_id in {*new.adding_replicas} - {*old.replicas}:
                 # What was taken away goes back to where it was, wherever that is.
                 known = before.nodes.get(node_id)
