@@ -214,6 +214,10 @@ upgrade-test: setup ## an earlier commit to this one and back, each role first a
 	@# As above: kafka-python's sockets of dials that failed.
 	PENSTOCK_UPGRADE_MATRIX=1 PENSTOCK_UPGRADE_BASE=$(BASE) $(PYTEST) -W "ignore:unclosed <socket.socket:ResourceWarning" tests/upgrade -s
 
+.PHONY: wheels-test
+wheels-test: setup ## README's lines where only the built wheels are, newest and oldest versions, PySpark 4.2 and 4.3: ONLY="oldest" (root, java; WHEELS="--help")
+	@PYTHONPATH=tests $(BIN)/python -m wheels $(if $(ONLY),--only "$(ONLY)") $(WHEELS)
+
 .PHONY: conformance-java
 conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)
 	PENSTOCK_CONFORMANCE=1 $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py

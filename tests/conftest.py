@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 # spoil that for all others; the controller's package takes care of it when it comes first.
 import penstock_controller.quorum  # noqa: F401
 from penstock.local import ports
+from support.progress import Progress
+from support.watchdog import Watchdog
 
 # How long an example takes says how busy the machine is; CI's own profile, if it is loaded, stands behind this one.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,15 +21,20 @@ settings.load_profile("tests")
 
 
 UNIT = Path(__file__).parent / "unit"
+WORKERS_REPLACED_MAX = 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Ports of its own for each worker of pytest-xdist, and for the commands that its tests call."""
+    config.pluginmanager.register(Watchdog(float(config.getini("timeout"))))
     worker: dict[str, object] | None = getattr(config, "workerinput", None)
     if worker is None:
+        config.pluginmanager.register(Progress())
         return
     number, count = int(str(worker["workerid"]).removeprefix("gw")), int(str(worker["workercount"]))
-    os.environ[ports.PART_VARIABLE] = f"{number + 1}/{count}"
+    # One that takes a crashed worker's place has a new number.
+    parts = count + WORKERS_REPLACED_MAX
+    os.environ[ports.PART_VARIABLE] = f"{number % parts + 1}/{parts}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ constraints.txt pins every third-party package, with hashes, for the packages of
 repository and the `dev` group of the root pyproject.toml, resolved together.
 `services/<role>/requirements.txt` is the part of it that one service needs, `client/requirements.txt`
 what the command line's image does, `client/requirements-pytest.txt` what `penstock[pytest]` does,
-`spark/requirements.txt` what Spark's image does:
+`spark/requirements.txt` what Spark's image does, `spark/requirements-iceberg.txt` what `penstock-spark[iceberg]` does:
 derived, never edited; a test proves that they are current.
 
     .venv/bin/python tools/lock.py             resolve again, keeping versions where possible
@@ -36,6 +36,7 @@ DERIVED = {
     "client/requirements.txt": ("penstock", "cert,native"),
     "client/requirements-pytest.txt": ("penstock", "pytest"),
     "spark/requirements.txt": ("penstock-spark + penstock", ""),
+    "spark/requirements-iceberg.txt": ("penstock-spark", "iceberg"),
 }
 """Files, and the packages and extras that each is for."""
 HEADER = "# Derived from constraints.txt by tools/lock.py --derive; not edited by hand.\n"

@@ -90,7 +90,8 @@ class Cluster:
         avoid = plan.reserved_ports(base_port)
         self.state = plan.plan_cluster(spec, lambda count: ports.choose_free(count, avoid))
         self.names = [member.name for member in self.state.members]
-        self.network = Network(self.names, janitor) if needs.network else None
+        """All that are to be there: not those that were let go."""
+        self.network = Network(list(self.names), janitor) if needs.network else None
         self._shim: Shim | None = None
         self._connector = PLAINTEXT
         self._owner_of_port = {
@@ -289,6 +290,14 @@ class Cluster:
 
         wait_for(ask, f"{name} admitted", READY_TIMEOUT_S)
 
+    def let_go(self, name: str, timeout_s: float = END_TIMEOUT_S) -> str:
+        """Wait until a node that was taken out has ended by itself; from then on nobody expects it. Its last words."""
+        if not self._are_dead([name], timeout_s):
+            raise AssertionError(f"{name} was taken out and goes on: {self.last_words(name)}")
+        assert name not in self.traces(), f"stack trace in the log of {name}"
+        self.names.remove(name)
+        return self.last_words(name, lines=20)
+
     def down(self) -> None:
         """End everything: gateways, nodes, controllers; those that do not go are killed."""
         self.signal(signal.SIGCONT, *self.names)
@@ -300,7 +309,7 @@ class Cluster:
     # --- inside ------------------------------------------------------------------
 
     def _of_role(self, role: str) -> list[str]:
-        return [member.name for member in self.state.of_role(role)]
+        return [member.name for member in self.state.of_role(role) if member.name in self.names]
 
     def _host(self, name: str) -> str:
         return self.network.address(name) if self.network is not None else plan.HOST

@@ -14,14 +14,16 @@ import chaos.scenarios
 from chaos import network
 from chaos.__main__ import main
 from chaos.checker import Anomaly
+from chaos.cluster import Cluster, Needs
 from chaos.history import UNREADABLE, Status
 from chaos.janitor import Janitor
 from chaos.load import Sender, number_of, value_of
 from chaos.network import HOST, Network
 from chaos.replicas import read_replica
 from chaos.report import one_line, table
-from chaos.run import Result
+from chaos.run import ASSIGNMENT, TOPIC, Result
 from chaos.scenario import SCENARIOS
+from chaos.scenarios import operations
 from penstock.local.processes import ProcessState, identity, process_state
 from penstock_kafka.records.batch import stamp
 from penstock_kafka.records.build import NewRecord, build_batch
@@ -131,6 +133,42 @@ def test_every_scenario_and_class_is_documented() -> None:
     assert chaos.scenarios.__all__
     assert [name for name in SCENARIOS if f"`{name}`" not in text] == []
     assert [kind for kind in Anomaly if f"{kind}" not in text] == []
+
+
+def test_what_an_operation_is_to_have_done_is_told_by_the_replicas() -> None:
+    """The scenarios of operations; their topics have one assignment, and the fourth node is empty."""
+    by_name = {change.name: change for change in operations.CHANGES}
+    topics = (TOPIC, operations.BALLAST)
+    before = {(topic, n): list(nodes) for topic in topics for n, nodes in enumerate(ASSIGNMENT)}
+    assert [name for name, change in by_name.items() if change.holds(before)] == []
+    replaced = {key: [4 if n == 2 else n for n in nodes] for key, nodes in before.items()}
+    assert [name for name, change in by_name.items() if change.holds(replaced)] == [
+        "drain",
+        "node-add",
+        "node-replace",
+        "node-remove",
+    ]
+    one_left = replaced | {(operations.BALLAST, 3): [2, 3, 1]}
+    assert [name for name, change in by_name.items() if change.holds(one_left)] == ["node-add"]
+    # All of what the empty node got is of one topic.
+    of_one = {key: nodes if key[0] == TOPIC else before[key] for key, nodes in replaced.items()}
+    assert not by_name["node-add"].holds(of_one)
+    assert {name for name, change in by_name.items() if change.removes} == {"node-replace", "node-remove"}
+
+
+def test_a_node_that_was_let_go_is_expected_no_more(tmp_path: Path) -> None:
+    with Janitor() as janitor:
+        cluster = Cluster(tmp_path, Needs(nodes=4), janitor)
+        assert cluster.nodes == ["node-1", "node-2", "node-3", "node-4"]
+        (tmp_path / "node-2").mkdir()
+        cluster.log("node-2").write_text("it was retired\n")
+        assert "it was retired" in cluster.let_go("node-2")
+        assert cluster.nodes == ["node-1", "node-3", "node-4"]
+        assert "node-2" not in cluster.names
+        cluster.log("node-4").parent.mkdir()
+        cluster.log("node-4").write_text("Traceback (most recent call last)\n")
+        with pytest.raises(AssertionError, match="stack trace"):
+            cluster.let_go("node-4")
 
 
 ORPHAN = """

@@ -20,6 +20,8 @@ from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import common_pb2 as common
 from penstock_proto.v1 import controller_pb2 as api
+from penstock_proto.v1 import metadata_pb2
+from penstock_proto.v1 import operations_pb2 as operations_api
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import monotonic_ms
@@ -83,6 +85,37 @@ class Load:
         async with asyncio.timeout(PATIENCE_S):
             while len(self.acked) < goal:  # noqa: ASYNC110 - other processes know nothing of our events
                 await asyncio.sleep(0.005)
+
+
+async def test_what_is_asked_of_a_cluster_that_is_not_founded_yet_waits_for_it(tmp_path: Path) -> None:
+    """Two of three controllers wait a while for the third one before they found the cluster. Until then its level is
+    not known: nothing may be refused because it is too low."""
+    controllers, channels = Controllers(tmp_path, 3), ChannelPool()
+    try:
+        controllers.start(1)
+        controllers.start(2)
+        async with asyncio.timeout(PATIENCE_S):
+            while (active := await controllers.active_id(channels)) < 0:  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.05)
+        assert "new cluster" not in controllers.log(active)
+        try:
+            await controllers.client(channels).call(
+                "DescribeNodes", operations_api.DescribeNodesRequest(), 1_000
+            )
+        except PenstockError as error:
+            assert "is founding the cluster; try again" in error.message
+        else:
+            # So slow a machine that they have waited: nothing is answered before.
+            assert "new cluster" in controllers.log(active)
+        record = metadata_pb2.RefusedCertificateRecord(serial="1234567890abcdef", reason="stolen")
+        request = api.AlterRefusedCertificatesRequest(changes=[record])
+        reply = await controllers.client(channels).call(
+            "AlterRefusedCertificates", request, PATIENCE_S * 1000
+        )
+        assert [each.serial for each in reply.refused] == [record.serial], reply
+    finally:
+        controllers.kill_all()
+        await channels.close()
 
 
 @asynccontextmanager

@@ -269,6 +269,16 @@ def moved_elsewhere(scene: Scene) -> None:
     scene.shell("penstock topic reassign orders --partition 0 --to 1,2,3 --wait 300")
 
 
+def in_order(topic: str, *replicas: int) -> Callable[[Scene], None]:
+    """Another order of the same replicas is done at once, and no operation."""
+
+    def check(scene: Scene) -> None:
+        partition = scene.said("topic", "describe", topic)["partitions"][0]
+        assert tuple(partition["replicas"]) == replicas
+
+    return check
+
+
 def remember_pids(scene: Scene) -> None:
     scene.notes["pids"] = scene.pids("node", "gateway")
 
@@ -394,7 +404,7 @@ STAGES: Final = {
     "Hold an operation up, go on, take it back": Stage(
         one_node_more(6), cancelled_and_without_node_6, long=True, node_ids=(1, 2, 3, 6)
     ),
-    "Moves that clients ask for": Stage(moved_elsewhere, last_operation("reassignment", "done"), long=True),
+    "Moves that clients ask for": Stage(moved_elsewhere, in_order("orders", 3, 1, 2), long=True),
     "Switch on what a newer build brought": Stage(long=True),
     "Backup and disaster": Stage(),
     "The majority of controllers lost": Stage(majority_lost, nodes_ran_on, long=True),

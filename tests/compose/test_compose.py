@@ -243,14 +243,14 @@ class Calls:
                 self.failed.append(str(error))
 
 
-def test_the_command_scales_up_and_down_and_loses_nothing(stack: Any) -> None:
+def test_the_command_scales_up_and_down_and_no_call_fails(stack: Any) -> None:
     create_topic(stack.bootstrap, "by-command", PARTITION_COUNT, 3)
 
     def used() -> set[int]:
         partitions = stack.get_json("/v1/topics/by-command")["partitions"]
         return {node for partition in partitions for node in partition["replicas"]}
 
-    with Load(stack.bootstrap, "by-command") as load:
+    with Load(stack.bootstrap, "by-command") as load, Calls(stack.bootstrap) as calls:
         load.wait_for_acks(500)
         told = scale(stack, "storage-node=5")
         assert (told["from"], told["to"], len(told["started"])) == (3, 5, 2)
@@ -274,6 +274,9 @@ def test_the_command_scales_up_and_down_and_loses_nothing(stack: Any) -> None:
         load.wait_for_acks(500)
     assert len(stack.containers("storage-node")) == 3
     assert len(stack.containers("gateway")) == 2
+    assert calls.made > 0
+    assert not calls.failed, calls.failed[:3]
+    assert not load.ledger.errors, load.ledger.errors[:3]
     check_nothing_lost(load.ledger, read_all(stack.bootstrap, "by-command"))
 
 

@@ -61,6 +61,7 @@ def _entries() -> Iterator[bytes]:
     rows = (unit_rec.Rows("a", 0, 7), unit_rec.Rows("a", 3, 1), unit_rec.Rows("b", 1, 2))
     yield unit_rec.put_entry(unit_rec.SinkEntry("query", 5, 9, True, rows))
     yield unit_rec.put_entry(unit_rec.SinkEntry("q", 0, 9))
+    yield unit_rec.put_entry(unit_rec.SinkEntry("q", 0, 9, input=b"\x01" + b"d" * 16))
 
 
 def _value_seeds() -> Iterator[bytes]:

@@ -6,8 +6,9 @@ The metadata are pushed by the test, so that it decides who leads and when anybo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,7 +246,7 @@ class MiniNode:
         item = FetchPartition(
             TOPIC, None, 0, more.get("epoch", -1), offset, -1, -1, more.get("max_bytes", 1 << 20)
         )
-        request = FetchRequest(max_wait_ms, min_bytes, 50 << 20, partitions=[item])
+        request = FetchRequest(max_wait_ms, min_bytes, more.get("request_bytes", 50 << 20), partitions=[item])
         request.isolation_level = more.get("isolation_level", 0)
         request.replica_id = more.get("replica_id", -1)
         response = await self.ask(bytearray(encode_fetch_request(11, 8, "test", request)))
@@ -347,6 +348,20 @@ class MiniCluster:
     async def stop(self) -> None:
         for node in self.nodes.values():
             await node.stop()
+
+
+@contextlib.asynccontextmanager
+async def lone_leader(path: Path) -> AsyncIterator[MiniNode]:
+    """A cluster of one node, which leads the partition."""
+    cluster = await MiniCluster(path).start(1)
+    try:
+        cluster.make_topic(isr=(1,))
+        node = cluster.nodes[1]
+        await eventually(lambda: node.manager.registry.partitions)
+        await eventually(lambda: node.partition.replica.leadership is not None)
+        yield node
+    finally:
+        await cluster.stop()
 
 
 async def eventually(check: Any, timeout_s: float = 60.0) -> None:

@@ -371,6 +371,22 @@ async def test_a_consumer_knows_the_first_level_of_a_path_alone(cluster: MiniClu
     assert (await fetch(leader, rack="a/h2")).preferred_replica == -1, "in the leader's own zone"
 
 
+async def test_a_consumer_is_not_sent_where_its_metadata_name_nobody(cluster: MiniCluster) -> None:
+    """As while listeners go from plaintext to TLS, node by node: it would come back for ever, and read nothing."""
+    await make_topic(cluster)
+    give_racks(cluster)
+    leader = cluster.nodes[1]
+    await leader.produce(b"x")
+    assert (await fetch(leader)).preferred_replica == 2
+    for number in (2, 3):
+        node = cluster.image.nodes[ids(number)[0]].to_pb()
+        node.listeners[0].security = "SSL"
+        cluster.change(pb.MetadataRecord(node=node))
+    found = await fetch(leader)
+    assert found.preferred_replica == -1
+    assert found.records
+
+
 async def test_others_read_from_the_leader(cluster: MiniCluster) -> None:
     await make_topic(cluster)
     give_racks(cluster)

@@ -11,9 +11,10 @@ import pytest
 
 from node.harness import KEY, TOPIC, TOPIC_ID, MiniCluster, MiniNode, eventually, make_batch, wall_ms
 from penstock_core.errors import ErrorCode
-from penstock_gateway.relay.queries import encode_list_offsets
+from penstock_gateway.relay.queries import NATIVE_VERSION, encode_list_offsets
 from penstock_kafka.wire import codec
-from penstock_kafka.wire.frames import parse_request_header
+from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.frames import parse_request_header, request_header
 from penstock_kafka.wire.produce import Receipt
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.disk.pool import CHANGE_THREADS
@@ -96,6 +97,27 @@ async def test_fetch_waits_for_records_and_no_longer(cluster: MiniCluster) -> No
     assert (await asyncio.wait_for(waiting, LONG_MS / 2000)).error == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
+async def test_a_fetch_does_not_wait_for_more_than_its_limits_let_it_have(cluster: MiniCluster) -> None:
+    """Whole batches seldom fill a limit: a consumer with min_bytes of a partition's limit waited out each time."""
+    cluster.make_topic()
+    await hosted(cluster)
+    leader = cluster.nodes[1]
+    for _ in range(4):
+        await leader.produce(bytes(600))
+    whole = len(stored(leader))
+    one = whole // 4
+    for limits in ({"max_bytes": 2 * one - 1}, {"request_bytes": one + 1}, {"request_bytes": 0}):
+        found = await asyncio.wait_for(
+            leader.fetch(0, max_wait_ms=LONG_MS, min_bytes=2 * one - 1, **limits), LONG_MS / 2000
+        )
+        assert sum(map(len, found.records)) == one, limits
+    waiting = asyncio.ensure_future(leader.fetch(0, max_wait_ms=LONG_MS, min_bytes=whole + 1))
+    await eventually(lambda: leader.partition.readers)
+    assert not waiting.done(), "more is let, and not there"
+    await leader.produce(b"x")
+    await asyncio.wait_for(waiting, LONG_MS / 2000)
+
+
 async def test_failover_keeps_what_was_acknowledged(cluster: MiniCluster) -> None:
     cluster.make_topic()
     await hosted(cluster)
@@ -136,6 +158,16 @@ async def test_a_node_that_was_away_catches_up_from_the_disk(cluster: MiniCluste
     assert leadership.pending is not None
     assert leadership.pending.isr == (1, 2, 3)
     assert leader.proposed
+
+
+async def test_a_follower_goes_on_when_its_channel_is_closed(cluster: MiniCluster) -> None:
+    """As a day after new certificates came: gRPC says of its stream that it was cancelled."""
+    cluster.make_topic()
+    await hosted(cluster)
+    leader, follower = cluster.nodes[1], cluster.nodes[2]
+    assert (await leader.produce(b"a")).error == 0
+    await follower.channels.drop(leader.endpoint.address)
+    assert (await leader.produce(b"b", timeout_ms=5_000)).error == 0
 
 
 async def test_too_few_in_sync_is_refused_before_the_append(cluster: MiniCluster) -> None:
@@ -209,6 +241,8 @@ async def test_the_end_is_told_once_it_is_known_after_an_election(
     node = await alone_after_an_election(cluster)
     monkeypatch.setattr(list_offsets, "ELECTION_WAIT_S", 0.02)
     assert await end_of(node) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+    assert await end_of(node, 5) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+    assert await end_of(node, 4) == (ErrorCode.LEADER_NOT_AVAILABLE, -1), "who speaks that knows no other"
     monkeypatch.setattr(list_offsets, "ELECTION_WAIT_S", LONG_MS / 1000)
     waiting = asyncio.ensure_future(end_of(node))
     await eventually(lambda: node.partition.readers)
@@ -243,9 +277,21 @@ async def alone_after_an_election(cluster: MiniCluster) -> MiniNode:
     return node
 
 
-async def end_of(node: MiniNode) -> tuple[int, int]:
+async def end_of(node: MiniNode, version: int = NATIVE_VERSION) -> tuple[int, int]:
     """Error and offset of a ListOffsets question for the end."""
     frame = encode_list_offsets([(TOPIC, 0, list_offsets.LATEST)])
+    if version != NATIVE_VERSION:
+        key = ApiKey.LIST_OFFSETS, version
+        partition = codec.build(
+            codec.entity_type(*key, "ListOffsetsPartition", request=True),
+            partition_index=0,
+            current_leader_epoch=-1,
+            timestamp=list_offsets.LATEST,
+        )
+        topic_type = codec.entity_type(*key, "ListOffsetsTopic", request=True)
+        topic = codec.build(topic_type, name=TOPIC, partitions=(partition,))
+        body = codec.build(codec.request_type(*key), replica_id=-1, isolation_level=0, topics=(topic,))
+        frame = request_header(*key, 0, None) + codec.encode_body(body)
     header = parse_request_header(frame)
     answer = await node.ask(bytearray(frame))
     _, response = codec.decode_response(header.api_key, header.api_version, answer)

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +21,7 @@ from penstock_kafka.records.batch import iter_batches
 from penstock_runtime.settings import load_settings
 from penstock_storage_node.log import FileSystem
 from penstock_storage_node.log.compaction import worker
-from penstock_storage_node.log.compaction.rewrite import CleanRequest
+from penstock_storage_node.log.compaction.rewrite import Cleaner, CleanRequest
 from penstock_storage_node.log.recovery import DAMAGED_MARKER
 from penstock_storage_node.replica.background import BackgroundJobs
 from penstock_storage_node.replica.compactor import Worker
@@ -145,6 +145,38 @@ async def test_a_run_that_a_cut_or_a_deletion_overtakes_leaves_no_row(
     await compaction.end_worker()
     assert (compaction.run_count, compaction.failure_count) == (0, 1)
     assert node.directory.offsets.cleaned_until(log) == 0
+
+
+class InProcess:
+    """As `Worker`, without a process. Every new segment lets go of a tombstone."""
+
+    async def tell(self, message: dict[str, Any]) -> None:
+        if "clean" in message:
+            request = worker.request_from(json.loads(json.dumps(message["clean"])))
+            self._groups = Cleaner(FileSystem(), request).run()
+
+    async def hear(self) -> dict[str, Any]:
+        group = next(self._groups)
+        return {"group": asdict(group) | {"tombstones_gone_below": group.base_offset + 1}}
+
+    async def end(self) -> None:
+        """Nothing is there to be ended."""
+
+
+async def test_a_new_segment_that_is_not_taken_for_want_of_space_takes_none(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await filled(cluster)
+
+    def note(*_: object) -> bool:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(node.directory.offsets, "note_tombstones_gone", note)
+    compaction = compaction_of(node)
+    compaction._start_worker = cast(Any, InProcess)
+    assert not await compaction.run_once()
+    assert compaction.failure_count == 1
+    assert not [path.name for path in node.partition.log.directory.iterdir() if path.suffix == ".cleaned"]
 
 
 def test_the_worker_names_a_disk_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

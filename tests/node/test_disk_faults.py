@@ -18,6 +18,7 @@ from penstock_core.ids import NodeId, TopicId, TopicPartition
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.disk import space
 from penstock_storage_node.log import FileSystem, LogState
+from penstock_storage_node.log.checkpoints import TOMBSTONE_FILE
 from penstock_storage_node.replica.partition import Partition
 
 
@@ -322,3 +323,27 @@ async def test_a_truncation_waits_for_space(cluster: MiniCluster) -> None:
     disk_of(cluster, 3).write_error = disk_of(cluster, 3).create_error = 0
     await eventually(lambda: stored(follower) == stored(cluster.nodes[1]))
     assert b"lost" not in stored(follower)
+
+
+async def test_a_truncation_whose_end_cannot_be_noted_is_a_failed_disk(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the replica would follow nobody from then on, of a node that seems well."""
+    assert (await cluster.nodes[1].produce(b"0")).error == 0
+    follower, disk = cluster.nodes[3], disk_of(cluster, 3)
+    cluster.elect(3, [3], only=[3])
+    await eventually(lambda: follower.partition.replica.leadership is not None)
+    asyncio.ensure_future(follower.produce(b"lost", acks=1))  # noqa: RUF006
+    log = follower.partition.log
+    await eventually(lambda: log.flushed_offset == 2)
+    await follower.pool.run(lambda: follower.directory.offsets.note_tombstones_gone(log, 2))
+    create = disk.create
+
+    def refuse(path: str) -> int:
+        if TOMBSTONE_FILE in path:
+            raise OSError(errno.EIO, "injected")
+        return create(path)
+
+    monkeypatch.setattr(disk, "create", refuse)
+    cluster.elect(1, [1, 2])
+    await eventually(lambda: follower.manager.health.failed)

@@ -15,6 +15,7 @@ import pytest
 from node.harness import KEY, TOPIC, MiniCluster, eventually, make_batch
 from node.test_cluster import hosted
 from penstock_core.errors import ErrorCode
+from penstock_core.security.identity import PeerIdentity
 from penstock_kafka.wire.fetch import (
     FetchPartition,
     FetchRequest,
@@ -28,11 +29,34 @@ from penstock_kafka.wire.produce import (
     encode_produce_request,
 )
 from penstock_proto.v1 import data_pb2, storage_pb2, storage_pb2_grpc
+from penstock_runtime.security.callers import set_caller
 from penstock_storage_node.kafka.client_stream import ClientStream
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.rpc import forward
 
 CHUNK = 1024 * 1024
+
+
+class Aborted(Exception):
+    """The node has ended a stream."""
+
+
+class OneStream:
+    """A stream of one message, as a handler sees it; it ends when that is said."""
+
+    def __init__(self, message: storage_pb2.ForwardRequest) -> None:
+        self._messages = [message.SerializeToString()]
+        self.is_read, self.ends = asyncio.Event(), asyncio.Event()
+
+    async def read(self) -> Any:
+        if self._messages:
+            return self._messages.pop()
+        self.is_read.set()
+        await self.ends.wait()
+        return grpc.aio.EOF  # type: ignore[attr-defined]
+
+    async def abort(self, _status: grpc.StatusCode, message: str) -> None:
+        raise Aborted(message)
 
 
 @pytest.fixture
@@ -295,6 +319,34 @@ async def test_a_gateway_has_so_many_streams_and_another_one_has_its_own(cluster
     for gateway in (*held, again):
         await gateway.close()
     await eventually(lambda: not service._streams)
+
+
+async def test_streams_count_for_the_gateway_that_the_certificate_names(cluster: MiniCluster) -> None:
+    service = cluster.nodes[1].forward
+    service._streams_max = 1
+    opened = storage_pb2.ForwardRequest(open=storage_pb2.ForwardOpen(node_id=1, gateway_id="gateway-2"))
+
+    async def opens(name: str, context: OneStream) -> None:
+        set_caller(PeerIdentity("t", "gateway", name))
+        await service.forward(None, context)  # type: ignore[arg-type]
+
+    first = OneStream(opened)
+    held = asyncio.create_task(opens("gateway-1", first))
+    await first.is_read.wait()
+    assert service._streams == {"gateway-1": 1}
+    with pytest.raises(Aborted, match="gateway gateway-1 has 1 streams"):
+        await opens("gateway-1", OneStream(opened))
+    # The one whose name it took has its own, and so has who shares a certificate.
+    for name in ("gateway-2", "*"):
+        other = OneStream(opened)
+        task = asyncio.create_task(opens(name, other))
+        await other.is_read.wait()
+        assert service._streams == {"gateway-1": 1, "gateway-2": 1}
+        other.ends.set()
+        await task
+    first.ends.set()
+    await held
+    assert not service._streams
 
 
 async def test_disconnect_ends_what_runs_for_it(cluster: MiniCluster) -> None:

@@ -604,3 +604,41 @@ async def test_a_regular_expression_stands_for_what_its_member_may_describe() ->
     assert assigned == [(FakeTopics.id_of("t"), (0, 1, 2))]
     authorizer = peer.handler._rights._authorizer
     assert not authorizer.told  # type: ignore[attr-defined] # what is left out is no denial
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.CONSUMER_GROUP_DESCRIBE))
+async def test_a_described_member_has_what_it_is_to_give_up_and_nothing_without_a_name(version: int) -> None:
+    """An admin client looks up the ends of all that it is told: a topic called "" fails the whole description."""
+    peer = Peer()
+    peer.rig.topics.counts |= {"u": 2}
+    values = {
+        "group_id": "g",
+        "instance_id": None,
+        "rack_id": None,
+        "rebalance_timeout": 10_000,
+        "subscribed_topic_names": ("t", "u"),
+        "subscribed_topic_regex": None,
+        "server_assignor": "range",
+        "topic_partitions": (),
+    }
+    for member_id, epoch in (("a", 0), ("b", 0), ("a", 1)):
+        more = {"topic_partitions": None} if epoch else {}
+        beat = values | {"member_id": member_id, "member_epoch": epoch} | more
+        answer = await peer.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, **beat)
+        assert answer.error_code == 0
+
+    async def described() -> dict[str, dict[str, tuple[int, ...]]]:
+        answer = await peer.call(
+            ApiKey.CONSUMER_GROUP_DESCRIBE, version, group_ids=("g",), include_authorized_operations=False
+        )
+        (group,) = answer.groups
+        return {
+            m.member_id: {topic.topic_name: topic.partitions for topic in m.assignment.topic_partitions}
+            for m in group.members
+        }
+
+    assert await described() == {"a": {"t": (0, 1, 2), "u": (0, 1)}, "b": {}}
+    peer.rig.topics.set(t=3)
+    beat = values | {"member_id": "b", "member_epoch": 2, "topic_partitions": None}
+    assert (await peer.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, **beat)).error_code == 0
+    assert await described() == {"a": {"t": (0, 1, 2)}, "b": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from node.harness import TOPIC, MiniCluster, MiniNode, eventually
 from node.test_cluster import hosted
 from penstock_core.errors import ErrorCode, PenstockError
+from penstock_core.ids import TopicId
 from penstock_kafka.records.batch import BatchInfo, iter_batches
+from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.offsets import CommitRequest, Found, NewOffset
 from penstock_storage_node.groups.shard import Shard
@@ -23,6 +26,8 @@ from penstock_storage_node.transactions.leading import LeadingSide
 from penstock_storage_node.transactions.verifier import Guard
 
 E = ErrorCode
+T_ID = TopicId(b"t" * 16)
+TOPIC_T = pb.MetadataRecord(topic=pb.TopicRecord(topic_id=T_ID, name="t"))
 PRODUCER = (7, 0)
 """Id and epoch."""
 
@@ -116,6 +121,7 @@ class Coordinator:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> Any:
     cluster = await MiniCluster(tmp_path).start(3)
+    cluster.change(TOPIC_T)
     yield cluster
     await cluster.stop()
 
@@ -172,26 +178,32 @@ async def test_the_next_coordinator_knows_what_is_decided_and_what_is_not(cluste
     assert found[3].offsets() == {0: 5, 1: 7, 2: 7}
 
 
+def loads_on_a_word(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """A coordinator that reads its log only once the event is set."""
+    goes_on = asyncio.Event()
+    read = coordinator.host._replay
+
+    async def held(shard: Shard, data: bytes) -> int:
+        await goes_on.wait()
+        return await read(shard, data)
+
+    monkeypatch.setattr(coordinator.host, "_replay", held)
+    return goes_on
+
+
 async def test_a_marker_that_comes_while_the_log_is_read_is_not_lost(
     cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = await coordinators(cluster)
     one, two = found[1], found[2]
     await one.commit({0: 5})
-    held = two.host._replay
-    goes_on = False
-
-    async def slow(shard: Shard, data: bytes) -> int:
-        await eventually(lambda: goes_on)
-        return await held(shard, data)
-
-    monkeypatch.setattr(two.host, "_replay", slow)
+    goes_on = loads_on_a_word(two, monkeypatch)
     cluster.elect(2, (1, 2, 3))
     with pytest.raises(PenstockError) as refused:
         two.host.find("g")
     assert refused.value.code is E.COORDINATOR_LOAD_IN_PROGRESS
     assert await two.mark(commit=True) is E.NONE
-    goes_on = True
+    goes_on.set()
     await two.served()
     assert (two.offsets(), two.unstable(0)) == ({0: 5}, set())
 
@@ -214,4 +226,60 @@ async def test_an_epoch_that_is_over_and_a_verification_that_is_used_up(cluster:
         lambda codes: answers.append(list(codes)),
     )
     assert answers[1:] == [[E.INVALID_PRODUCER_EPOCH]]
+    assert one.offsets() == {0: 5}
+
+
+GONE_T = pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=T_ID))
+
+
+@pytest.mark.parametrize("seen", [False, True])
+async def test_offsets_of_a_topic_that_is_deleted_while_their_log_is_read_go(
+    cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    """Its name may be given again, and who reads that topic would begin somewhere in the middle. What this process did
+    not see deleted may be on the nodes still, and be taken again: adopted after the log of offsets, or an import."""
+    found = await coordinators(cluster)
+    one, two = found[1], found[2]
+    await one.commit({0: 5}, None)
+    await one.commit({1: 6})
+    goes_on = loads_on_a_word(two, monkeypatch)
+    cluster.elect(2, (1, 2, 3))
+    before = cluster.image
+    cluster.change(GONE_T)
+    if seen:
+        two.host.on_metadata(before, cluster.image)
+    goes_on.set()
+    await two.served()
+    cluster.change(TOPIC_T)
+    if not seen:
+        assert (two.offsets(), two.unstable(0, 1)) == ({0: 5}, {1})
+        return
+    await eventually(lambda: (two.offsets(), two.unstable(0, 1)) == ({}, set()))
+    # In the log too.
+    cluster.elect(3, (1, 2, 3))
+    await found[3].served()
+    assert await found[3].mark(commit=True) is E.NONE
+    assert found[3].offsets() == {}
+
+
+async def test_offsets_go_with_their_topic_though_its_name_is_there_again(cluster: MiniCluster) -> None:
+    """A node that was held up hears of both at once."""
+    one = (await coordinators(cluster))[1]
+    await one.commit({0: 5}, None)
+    await one.commit({1: 6})
+    again = pb.MetadataRecord(topic=pb.TopicRecord(topic_id=TopicId(b"u" * 16), name="t"))
+    before = cluster.image
+    cluster.change(GONE_T, again)
+    one.host.on_metadata(before, cluster.image)
+    await eventually(lambda: (one.offsets(), one.unstable(0, 1)) == ({}, set()))
+
+
+async def test_what_restored_metadata_lack_was_not_deleted(cluster: MiniCluster) -> None:
+    one = (await coordinators(cluster))[1]
+    await one.commit({0: 5}, None)
+    before = cluster.image
+    mark = pb.ClusterRecord(cluster_id=before.cluster_id, restored_version=before.version + 1)
+    cluster.change(GONE_T, pb.MetadataRecord(cluster=mark))
+    one.host.on_metadata(before, cluster.image)
+    cluster.change(TOPIC_T)
     assert one.offsets() == {0: 5}

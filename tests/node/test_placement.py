@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.harness import MiniCluster, MiniNode, eventually, ids, make_batch
+from node.harness import KEY, MiniCluster, MiniNode, eventually, ids, make_batch
 from penstock_core.ids import LeaderEpoch, NodeId, TopicId, TopicPartition
 from penstock_core.metadata.image import PartitionImage
 from penstock_proto.v1 import metadata_pb2 as pb
@@ -126,3 +126,23 @@ async def test_nothing_is_left_of_topics_that_went_before_their_directories_were
     await eventually(lambda: not node.manager.registry.being_created)
     await eventually(lambda: not list(node.path.glob(f"{NAME}-0*")))
     node.manager.validate()
+
+
+async def test_a_snapshot_of_the_very_next_version_says_by_silence_what_is_gone(cluster: MiniCluster) -> None:
+    """A controller that has begun anew, or was given a snapshot itself, has no delta even for one version."""
+    node = cluster.nodes[1]
+    cluster.make_topic(isr=(1,), min_insync_replicas="1", penstock_durability="replicated")
+    await eventually(leads(node, KEY))
+
+    def hear_whole(*records: pb.MetadataRecord) -> None:
+        cluster.image = cluster.image.apply(records, cluster.image.version + 1)
+        node.hear(cluster.image, list(cluster.image.to_records()))
+
+    for key in ("min.insync.replicas", "penstock.durability"):
+        gone = pb.ConfigRecord(resource_type="topic", resource_name=NAME, key=key)
+        hear_whole(pb.MetadataRecord(config=gone))
+    assert node.partition.replica.wants_fsync
+    hear_whole(pb.MetadataRecord(topic_removed=pb.TopicRemovedRecord(topic_id=KEY.topic_id)))
+    assert node.manager.registry.partitions == {}
+    await eventually(lambda: not node.manager.deleting)
+    assert not (node.path / f"{NAME}-0").exists()

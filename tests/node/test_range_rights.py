@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.harness import TOPIC, MiniCluster
+from node.harness import TOPIC, lone_leader
 from penstock_core.errors import ErrorCode
 from penstock_core.security.acl import AclOperation, ResourceType
 from penstock_core.security.principal import ANONYMOUS, Identity, Principal, user
@@ -51,12 +51,7 @@ class Context:
 
 
 async def test_a_range_ends_when_the_right_to_read_is_taken_away(tmp_path: Path) -> None:
-    cluster = await MiniCluster(tmp_path).start(1)
-    try:
-        cluster.make_topic(isr=(1,))
-        node = cluster.nodes[1]
-        await eventually(lambda: node.manager.registry.partitions, "the partition")
-        await eventually(lambda: node.partition.replica.leadership is not None, "its leader")
+    async with lone_leader(tmp_path) as node:
         await node.produce(b"a", acks=1)
         revoked: list[Any] = []
         authorizer = Denying(lambda *_: bool(revoked))
@@ -83,5 +78,3 @@ async def test_a_range_ends_when_the_right_to_read_is_taken_away(tmp_path: Path)
         everybody = fetch_range.FetchRangeService(node.manager, AllowAll())
         await everybody.fetch_range(data_pb2.FetchRangeRequest(topic=TOPIC, to_offset=2), allowed)
         assert allowed.written[-1].done
-    finally:
-        await cluster.stop()

@@ -102,6 +102,20 @@ async def test_a_unit_of_a_sink_from_its_begin_to_its_end(nodes: dict[int, Coord
     assert [stage.unit for stage in listed.open] == [later]
 
 
+async def test_what_a_unit_was_made_of_is_told_with_what_the_sink_has_decided(
+    nodes: dict[int, Coordinator],
+) -> None:
+    asked = Asked(nodes[1])
+    made = pb.SinkUnit(sink="s", query="q", epoch=4, input=b"digest")
+    for unit in (made, UNIT):
+        done = await asked.commit(unit=unit)
+        assert (done.verdict, done.last) == (DONE, made)
+    assert (await asked.begin()).last == made
+    assert (await asked.describe()).sink.last == made
+    [listed] = (await asked.list()).sinks
+    assert listed.last == made
+
+
 async def test_each_call_asks_for_the_callers_right(nodes: dict[int, Coordinator]) -> None:
     authorizer = Denying(lambda *_: True)
     asked = Asked(nodes[1], authorizer)
@@ -139,6 +153,7 @@ async def test_what_no_gateway_lets_through_changes_nothing(nodes: dict[int, Coo
         await asked.begin("other-0-0-0"),
         await asked.begin(unit=pb.SinkUnit(sink="s", epoch=-1)),
         await asked.commit(unit=pb.SinkUnit(query="q")),
+        await asked.commit(unit=pb.SinkUnit(sink="s", query="q", input=b"d" * 65)),
         await asked.abort(pb.StageTriple(transactional_id="other-0-0-0")),
     ):
         assert answer.error.code == ErrorCode.INVALID_REQUEST

@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted = Interrupted()
     interrupted.listen()
     directory = Path(tempfile.mkdtemp(prefix="penstock-ops-"))
-    sizes = Sizes(options.seeds, options.first, options.chaos_seconds, options.chaos_seed)
+    sizes = Sizes(
+        options.seeds, options.first, options.chaos_seconds, options.chaos_seed, options.drain_megabytes
+    )
     runs = Runs(lines, sizes, directory, sys.stderr if options.json else sys.stdout, interrupted)
     try:
         complete = runs.run()
@@ -66,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
         help="load before, during and after each fault, in s (default 20)",
     )
     parser.add_argument("--chaos-seed", type=int, metavar="N", help="what is random in chaos is so by it")
+    parser.add_argument(
+        "--drain-megabytes",
+        type=int,
+        default=Sizes.drain_megabytes,
+        metavar="MB",
+        help="of the topic that is drained at a fixed rate (default 5000; it takes four times that of disk)",
+    )
     return parser
 
 

@@ -25,6 +25,8 @@ SWITCHES: Final = {
 SIMULATION: Final = "simulation"
 PLANTED: Final = "planted"
 CHAOS: Final = "chaos"
+SPEED: Final = "speed"
+"""A measurement: `bench.drain`."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ LINES: Final = (
         "drain",
         "a drain is its plan, a node gets its share, rebalance moves the least, a removed directory is refused",
         ("cluster/test_operations*.py", "cluster/test_rebalance*.py"),
+    ),
+    Line(
+        "speed",
+        "a drain of 5 GB takes the time and copies the bytes of its plan, at the rate that it was given",
+        others=(SPEED,),
     ),
     Line(
         "failover",

@@ -1,4 +1,4 @@
-"""The processes that the proofs run in: pytest for each file or folder, simulation, planted bugs, chaos.
+"""The processes that the proofs run in: pytest for each file or folder, simulation, planted bugs, chaos, a measurement.
 
 Each tells its outcomes as soon as they are known, so that whoever is interrupted has them.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Final
 
-from ops.lines import CHAOS, PLANTED, SIMULATION, SWITCHES, TESTS, Line, line_of, targets
+from ops.lines import CHAOS, PLANTED, SIMULATION, SPEED, SWITCHES, TESTS, Line, line_of, targets
 from ops.recorder import LINES_VARIABLE, RECORD_VARIABLE
 from ops.results import Outcome, Result
 
@@ -29,6 +31,14 @@ STOP_SIMULATION_TIMEOUT_S: Final = 10.0
 """For one that has none."""
 LOOK_INTERVAL_S: Final = 0.05
 """How soon a process under way hears that the run is interrupted."""
+RATE_MB_PER_S: Final = 50
+COPIES: Final = 4
+"""Of the topic that is drained, on the disk at most: three replicas, and those that are made of it."""
+ETA_WITHIN: Final = 0.2
+BYTES_MAX: Final = 1.05
+RATE_MIN: Final = 0.9
+P99_TIMES_MAX: Final = 2.0
+P99_MORE_MS: Final = 10.0
 NO_TESTS_RAN: Final = 5
 """pytest's exit code where every test of a file is another line's."""
 
@@ -41,6 +51,7 @@ class Sizes:
     first: int = 1
     chaos_seconds: float = 20.0
     chaos_seed: int | None = None
+    drain_megabytes: int = 5_000
 
 
 class Interrupted:
@@ -134,12 +145,20 @@ class Runs:
     def _other(self, kind: str, result: Result) -> None:
         file = self._directory / f"{kind}.json"
         begun_s = time.monotonic()
-        words = {SIMULATION: self._simulation, PLANTED: self._planted, CHAOS: self._chaos}[kind](file)
+        if kind == SPEED and (lacks := lacks_room(self._sizes.drain_megabytes)):
+            result.outcomes.append(Outcome("drain", "skipped", lacks))
+            return
+        words = {
+            SIMULATION: self._simulation,
+            PLANTED: self._planted,
+            CHAOS: self._chaos,
+            SPEED: self._speed,
+        }[kind](file)
         if not words:
             return
         is_chaos = kind == CHAOS
         with (self._directory / f"{kind}.txt").open("w+") as copy:
-            stop_s = STOP_TIMEOUT_S if is_chaos else STOP_SIMULATION_TIMEOUT_S
+            stop_s = STOP_TIMEOUT_S if kind in (CHAOS, SPEED) else STOP_SIMULATION_TIMEOUT_S
             code = self._process(words, {"PYTHONHASHSEED": "0"}, stop_s, copy if is_chaos else None)
             copy.seek(0)
             if is_chaos:
@@ -168,6 +187,10 @@ class Runs:
         seed = [] if self._sizes.chaos_seed is None else ["--seed", str(self._sizes.chaos_seed)]
         seconds = ["--seconds", str(self._sizes.chaos_seconds)]
         return [sys.executable, "-m", "chaos", "--json", *seconds, *seed, "--scenario", *names]
+
+    def _speed(self, file: Path) -> list[str]:
+        words = ["--megabytes", str(self._sizes.drain_megabytes), "--throttle", f"{RATE_MB_PER_S}MB/s"]
+        return [sys.executable, "-m", "bench.drain", *words, "--json", str(file)]
 
     def _process(
         self, words: Sequence[str], environment: Mapping[str, str], stop_s: float, out: IO[str] | None = None
@@ -251,8 +274,45 @@ def read_chaos(told: Mapping[str, Any], seconds: float) -> list[Outcome]:
     return outcomes
 
 
+def lacks_room(megabytes: int) -> str:
+    """Why a topic of that size cannot be drained here; empty where it can."""
+    needed = COPIES * megabytes
+    free = shutil.disk_usage(tempfile.gettempdir()).free // 1_000_000
+    return f"needs {needed:,} MB of disk for temporary files, {free:,} are free" if free < needed else ""
+
+
+def read_speed(told: Mapping[str, Any], seconds: float) -> list[Outcome]:
+    """What was promised of a drain at a fixed rate, each with its figures; the time is that of all, at the first.
+
+    Producers' p99 is told, and fails nothing: who sets a rate gets it, whatever the machine has left for them.
+    """
+    if not told:
+        return []
+    eta, took = told["eta_s"] or 0.0, told["took_s"]
+    bytes_ratio = told["copied_bytes"] / max(1, told["planned_bytes"])
+    rate_ratio = told["busiest_bytes_per_s"] / (RATE_MB_PER_S * 1_000_000)
+    before, meanwhile = told["p99_before_ms"], told["p99_meanwhile_ms"]
+    held = meanwhile <= max(P99_TIMES_MAX * before, before + P99_MORE_MS)
+    judged = (
+        ("done", told["state"] == "done", f"it is {told['state']}"),
+        ("failed deliveries", not told["failed"], f"{told['failed']}"),
+        ("time", abs(eta - took) <= ETA_WITHIN * took, f"{eta:.1f} s planned, {took:.1f} s real"),
+        ("bytes", bytes_ratio <= BYTES_MAX, f"{bytes_ratio:.3f} of the plan's"),
+        ("rate", RATE_MIN <= rate_ratio <= 1, f"{rate_ratio:.3f} of what was given"),
+    )
+    outcomes = [Outcome(name, "passed" if ok else "failed", "" if ok else why) for name, ok, why in judged]
+    p99 = Outcome("p99 of acks", "passed" if held else "skipped")
+    if not held:
+        p99 = Outcome(
+            "p99 of acks", "skipped", f"not reached: {before:.1f} ms before, {meanwhile:.1f} meanwhile"
+        )
+    first = outcomes[0]
+    return [Outcome(first.test, first.outcome, first.why, round(seconds, 2)), *outcomes[1:], p99]
+
+
 READERS: Final[Mapping[str, Callable[[Mapping[str, Any], float], list[Outcome]]]] = {
     SIMULATION: read_simulation,
     PLANTED: read_planted,
     CHAOS: read_chaos,
+    SPEED: read_speed,
 }

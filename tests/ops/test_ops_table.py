@@ -10,13 +10,23 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ops.lines import LINES, TESTS, Line, NoSuchLineError, chosen, files_of, line_of, targets
 from ops.recorder import LINES_VARIABLE, RECORD_VARIABLE
 from ops.results import Outcome, Result, as_json, is_ok, table
-from ops.runs import Interrupted, Runs, Sizes, planted_names, read_chaos, read_planted, read_simulation
+from ops.runs import (
+    Interrupted,
+    Runs,
+    Sizes,
+    planted_names,
+    read_chaos,
+    read_planted,
+    read_simulation,
+    read_speed,
+)
 from support.waiting import wait_for
 
 
@@ -137,6 +147,55 @@ def test_what_the_other_runners_say_is_read() -> None:
         Outcome("z", "failed", "void"),
     ]
     assert len(planted_names()) >= 8
+
+
+DRAINED = {
+    "state": "done",
+    "planned_bytes": 3_781_000_000,
+    "copied_bytes": 3_798_000_000,
+    "eta_s": 31.3,
+    "took_s": 31.1,
+    "busiest_bytes_per_s": 47_300_000.0,
+    "p99_before_ms": 28.9,
+    "p99_meanwhile_ms": 38.0,
+    "failed": 0,
+}
+
+
+def test_a_measured_drain_is_judged_by_what_was_promised() -> None:
+    told = read_speed(DRAINED, 100.0)
+    assert [each.outcome for each in told] == ["passed"] * 6
+    assert sum(each.seconds for each in told) == 100.0
+    bad = {
+        "state": ("failed", "done", "it is failed"),
+        "failed": (3, "failed deliveries", "3"),
+        "eta_s": (20.0, "time", "20.0 s planned, 31.1 s real"),
+        "copied_bytes": (4_000_000_000, "bytes", "1.058 of the plan's"),
+        "busiest_bytes_per_s": (53_000_000.0, "rate", "1.060 of what was given"),
+    }
+    for key, (value, test, why) in bad.items():
+        found = [each for each in read_speed(DRAINED | {key: value}, 0) if each.outcome == "failed"]
+        assert [(each.test, each.why) for each in found] == [(test, why)]
+    assert read_speed(DRAINED | {"eta_s": None}, 0)[2].outcome == "failed", "no time was told"
+    # Whoever sets a rate gets it: that producers feel it is told, and fails nothing.
+    slow = read_speed(DRAINED | {"p99_meanwhile_ms": 190.6}, 0)[-1]
+    assert (slow.outcome, slow.why) == ("skipped", "not reached: 28.9 ms before, 190.6 meanwhile")
+    assert read_speed({}, 1.0) == [], "it ended before it measured anything"
+
+
+def test_a_drain_that_this_disk_has_no_room_for_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.runs.shutil.disk_usage", lambda _: SimpleNamespace(free=19_999_000_000))
+    results = []
+    with (tmp_path / "log.txt").open("w") as out:
+        runs = Runs(chosen(["speed"]), Sizes(), tmp_path, out, Interrupted())
+        assert runs.run()
+        results += runs.results
+    skipped = [each for result in results for each in result.outcomes]
+    assert [(each.outcome, each.why) for each in skipped] == [
+        ("skipped", "needs 20,000 MB of disk for temporary files, 19,999 are free")
+    ]
 
 
 SOME_TESTS = """

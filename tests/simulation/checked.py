@@ -26,6 +26,7 @@ from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
 from penstock_storage_node.cluster.heartbeat_freshness import HeartbeatFreshness
 from penstock_storage_node.cluster.registration import Registration
+from penstock_storage_node.log.checkpoints import RETIRED_FILE
 from penstock_storage_node.log.compaction.plan import CleaningPlan
 from penstock_storage_node.log.compaction.rewrite import CLEANED, CleanedGroup, CleanRequest
 from penstock_storage_node.log.fs import read_file
@@ -35,6 +36,7 @@ from penstock_storage_node.log.segment import Segment
 from penstock_storage_node.log.state import Appended
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.state import ReplicaState
+from penstock_storage_node.rpc.paced_inlet import PacedInlet, size_of
 from simulation.invariants import Checker, Entry
 from simulation.log_checks import KEYED
 
@@ -353,6 +355,15 @@ class CheckedRegistration(Registration):
         self._freshness = _CheckedFreshness(self._on_answer)
         self.reply_term = 0
 
+    async def register(self) -> None:
+        directory = self._directory
+        if directory.fs.exists(f"{directory.path}/{RETIRED_FILE}"):
+            _the_checker().fail(
+                "a retired directory never holds a role again",
+                f"node {self._node_id} is to register with {directory.path}, which says that it was retired",
+            )
+        await super().register()
+
     async def _reply(self, stream: Any) -> api.NodeHeartbeatReply:
         reply = await super()._reply(stream)
         self.reply_term = reply.controller_term
@@ -361,6 +372,19 @@ class CheckedRegistration(Registration):
     def _on_answer(self) -> None:
         heard_term: int = self._controllers.checked_term  # type: ignore[attr-defined]
         _the_checker().on_order(f"node {self._node_id}", self.reply_term, heard_term)
+
+
+class CheckedInlet(PacedInlet):
+    """What waits for a node's rate, and tells what goes ahead of it."""
+
+    def _let_through(self, session: int) -> None:
+        waiting = sum(size_of(frame) for frame in self._waiting)
+        super()._let_through(session)
+        checker = _the_checker()
+        process, operator = checker.world.current, checker.world.operator
+        if operator is not None and process is not None:
+            left = sum(size_of(frame) for frame in self._waiting)
+            operator.throttles.let_through(process.name, waiting - left)
 
 
 class CheckedMachine(Machine):

@@ -90,6 +90,7 @@ class ControllerProcess(Process):
             directory_id=directory_id,
             cluster_id=world.cluster_ids.get(self.name, b""),
             append_period_s=settings.append_period_s,
+            rest_append_s=max(settings.append_period_s, 0.3 * settings.silence_s),
             rest_s=settings.rest_s,
             tick_s=settings.tick_s,
             silence_min_s=settings.silence_s,

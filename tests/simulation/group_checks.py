@@ -22,11 +22,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock_core.errors import ErrorCode
-from penstock_core.ids import TopicPartition
+from penstock_core.ids import TopicId, TopicPartition
 from penstock_storage_node.coordinator_host import Hosted
 from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.classic.group import ClassicGroup
-from penstock_storage_node.groups.consumer.group import LEAVE_FOR_NOW, ConsumerGroup, Parts, to_parts
+from penstock_storage_node.groups.consumer.group import (
+    LEAVE_FOR_NOW,
+    ConsumerGroup,
+    Parts,
+    since_of,
+    to_parts,
+)
 from penstock_storage_node.groups.consumer.subscription import read_assignment
 from penstock_storage_node.groups.host import OffsetsLog
 from penstock_storage_node.groups.records import OffsetValue, Record
@@ -74,6 +80,8 @@ class Current(NamedTuple):
     epoch: int
     assigned: Parts
     revoking: Parts
+    since: dict[Any, int]
+    """In which epoch each was assigned."""
 
 
 @dataclass(slots=True)
@@ -139,10 +147,11 @@ class GroupTruth:
 class GroupLog:
     """The truth of one partition of `__consumer_offsets`.
 
-    * An offset is committed by a member that the log has, in its epoch (consumer) or in no older generation than
-      the stored one (classic): no zombie's, no fenced static member's.
-    * Offsets of a place never go back, but for two commits of the same member in the same epoch, which may
-      overtake each other on two connections.
+    * An offset is committed by a member that the log has, in its epoch, or in an older one in which it had the
+      partition that it has still (consumer), or in no older generation than the stored one (classic): no zombie's,
+      no fenced static member's.
+    * Offsets of a place never go back, but for two commits of the same member in the same epoch (of a consumer group:
+      while it had the partition), which may overtake each other on two connections.
     * Offsets are removed only of groups without members.
     * Generations and epochs never fall, and one generation has one assignment.
     * No partition stands in the records of two members.
@@ -203,7 +212,9 @@ class GroupLog:
         self._check_owner(group, commit, who)
         before = known.last
         if before is not None and commit.offset < before.offset:
-            own = (before.member_id, before.epoch) == (commit.member_id, commit.epoch)
+            own = before.member_id == commit.member_id and (
+                group.kind == "consumer" or before.epoch == commit.epoch
+            )
             if not own and not commit.is_tainted:
                 self._fail(
                     "committed offsets never go back",
@@ -218,7 +229,7 @@ class GroupLog:
         member_id, epoch = commit.member_id, commit.epoch
         if group.kind == "consumer":
             current = group.current.get(member_id)
-            is_valid = current is not None and current.epoch == epoch
+            is_valid = current is not None and (current.epoch == epoch or self._is_overtaken(current, commit))
             found = f"the log has {current}"
         else:
             # A generation that is not stored yet is the coordinator's own knowledge.
@@ -230,6 +241,14 @@ class GroupLog:
             self._fail(
                 "only members commit", f"{who}: offset {commit.offset} of {member_id} in {epoch}, {found}"
             )
+
+    def _is_overtaken(self, current: Current, commit: Commit) -> bool:
+        """Whether the member had the partition in an epoch that it has left behind, and has it still."""
+        names = self._checker.names
+        return commit.epoch < current.epoch and any(
+            (names.get(topic_id), number) == commit.place and since <= commit.epoch
+            for (topic_id, number), since in current.since.items()
+        )
 
     # --- classic groups
 
@@ -298,7 +317,7 @@ class GroupLog:
         return new
 
     def _current(self, group: GroupTruth, member_id: str, value: rec.CurrentValue) -> None:
-        new = Current(value.epoch, to_parts(value.assigned), to_parts(value.revoking))
+        new = Current(value.epoch, to_parts(value.assigned), to_parts(value.revoking), since_of(value))
         if new.epoch != LEAVE_FOR_NOW:
             who = f"{group.group_id} {member_id}"
             highest = group.epoch_max.get(member_id, 0)
@@ -354,6 +373,12 @@ class GroupChecker:
 
     def fail(self, name: str, message: str) -> None:
         self.world.checker.fail(name, message)
+
+    @property
+    def names(self) -> dict[TopicId, str]:
+        """Topics that offsets are committed of."""
+        groups = self.world.groups
+        return {} if groups is None else groups.committed
 
     def count(self, what: str) -> None:
         self.world.counts[what] += 1
@@ -566,6 +591,7 @@ def _said(values: dict[bytes, tuple[bytes, int]]) -> dict[Any, Any]:
                 current.state,
                 to_parts(current.assigned),
                 to_parts(current.revoking),
+                since_of(current),
             )
     return said
 
@@ -588,7 +614,7 @@ def _known(shard: Shard) -> dict[Any, Any]:
                     known[name, "target", member_id] = parts
             for m in group.members.values():
                 known[name, "member", m.member_id] = m.to_value()
-                now = (m.epoch, m.previous_epoch, m.state, m.assigned, m.revoking)
+                now = (m.epoch, m.previous_epoch, m.state, m.assigned, m.revoking, m.since)
                 known[name, "current", m.member_id] = now
         elif isinstance(group, ClassicGroup) and group.stored:
             known[name, "generation"] = group.generation

@@ -13,7 +13,8 @@ from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.consumer.group import NOTHING
 from penstock_storage_node.groups.consumer.subscription import put_assignment, read_assignment
 from simulation import group_wire as wire
-from simulation.group_members import LOOK_AGAIN, MS, RETRY_US, WAIT, Member, S
+from simulation.group_channel import LOOK_AGAIN, MS, RETRY_US, S
+from simulation.group_members import WAIT, Member
 from simulation.group_wire import Place
 
 SESSION_MS = 4_000

@@ -3,6 +3,11 @@
 What it does with each error is AbstractHeartbeatRequestManager's and CommitRequestManager's of the Java client. A
 heartbeat says what changed since the last one that was answered; after a lost answer it says everything.
 A member that is to give up partitions commits first, then lets go, then says so at once.
+
+A commit may be late: it is decided, then waits to be sent over a connection of its own while heartbeats go on, and
+comes with the epoch and the partitions of before; without an answer it is sent again as it was. So do librdkafka
+after a connection broke (rd_kafka_handle_OffsetCommit, rd_kafka_buf_retry), who commits over another connection than
+that of heartbeats, and who does not await what it commits before it lets go (`commitAsync` in `onPartitionsRevoked`).
 """
 
 from __future__ import annotations
@@ -13,13 +18,18 @@ from penstock_core.errors import ErrorCode
 from penstock_kafka.wire import codec
 from penstock_storage_node.groups.consumer.group import LEAVE, LEAVE_FOR_NOW, NOTHING, Parts
 from simulation import group_wire as wire
-from simulation.group_members import LOOK_AGAIN, RETRY_US, WAIT, Member, S
+from simulation.group_channel import LOOK_AGAIN, RETRY_US, Channel, S
+from simulation.group_members import WAIT, Member
 from simulation.group_wire import Place
 
 if TYPE_CHECKING:
+    from simulation.group_checks import Commit
     from simulation.groups import Groups
 
 HEARTBEAT_US = 1 * S
+LATE_US = 6 * S
+"""A commit waits no longer to be sent."""
+_LATE_TRIES = 3
 REBALANCE_MS = 5_000
 _FENCED = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH})
 _FATAL = frozenset(
@@ -40,6 +50,7 @@ class ConsumerMember(Member):
         self._said_all = False
         self._said: Parts | None = None
         self._is_leaving = False
+        self._late_channel = Channel(self)
 
     async def _live(self) -> None:
         self.epoch = 0
@@ -118,7 +129,10 @@ class ConsumerMember(Member):
         epoch, kept = self.epoch, self.owned & parts
         gone = self._places(self.owned - parts)
         if gone and self.rng.random() < 0.8:
-            await self.commit(sorted(gone))
+            if self._is_to_wait():
+                self.run(self._commit_late(self.decide(sorted(gone))))
+            else:
+                await self.commit(sorted(gone))
         if self._is_leaving or self.epoch != epoch:
             return
         self.stop_reading(gone)
@@ -142,6 +156,46 @@ class ConsumerMember(Member):
 
     def _places(self, parts: Parts) -> set[Place]:
         return {(name, number) for topic_id, number in parts if (name := self.groups.committed.get(topic_id))}
+
+    async def _commit_once(self) -> None:
+        if self._is_to_wait():
+            self.run(self._commit_late(self.decide(self.read_on())))
+        else:
+            await super()._commit_once()
+
+    def _is_to_wait(self) -> bool:
+        """Whether the next commit is a late one."""
+        groups = self.groups
+        return not groups.is_finishing and groups.late_rng.random() < groups.late_chance
+
+    async def _commit_late(self, sent: dict[Place, Commit]) -> None:
+        """Whatever becomes of the partitions meanwhile."""
+        groups, channel = self.groups, self._late_channel
+        if not sent:
+            return
+        self.late_commits += 1
+        await self.sleep(int(groups.late_rng.random() * LATE_US))
+        for _ in range(_LATE_TRIES):
+            if groups.is_finishing:
+                break
+            groups.checker.count("late commits sent")
+            if sent.keys() - self.positions.keys():
+                groups.checker.count("late commits of what was let go")
+            errors = await self.send_commit(sent, channel)
+            if errors is not None and not errors & (LOOK_AGAIN | WAIT):
+                for error in sorted(errors):
+                    self.on_commit_error(error)
+                break
+            if errors and errors & LOOK_AGAIN:
+                channel.forget()
+            await self.sleep(RETRY_US)
+        self.late_commits -= 1
+        # It may have come after a newer one of this member's own.
+        self.settled.clear()
+
+    def die(self) -> None:
+        self._late_channel.end()
+        super().die()
 
     def on_commit_error(self, error: ErrorCode) -> None:
         # A stale epoch and an unknown member are left to the next heartbeat.

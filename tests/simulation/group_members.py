@@ -1,32 +1,24 @@
 """Members of consumer groups, as clients are: what both protocols have in common.
 
-A member is one process with a coordinator's connection; see `program`. When it dies its connections break.
+A member is one process, see `program`, that asks its coordinator over a `Channel`. When it dies its connections break.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock_core.errors import ErrorCode
 from penstock_kafka.wire.apis import ApiKey
 from penstock_storage_node.groups.consumer.group import NOTHING, Parts
 from simulation import group_wire as wire
+from simulation.group_channel import LOOK_AGAIN, REQUEST_TIMEOUT_US, Channel, S
 from simulation.group_checks import Commit
 from simulation.group_wire import Place
-from simulation.program import Pause, Program
+from simulation.program import Program
 
 if TYPE_CHECKING:
     from simulation.groups import Groups
 
-MS = 1_000
-S = 1_000_000
-REQUEST_TIMEOUT_US = 4 * S
-RETRY_US = 100 * MS
-"""Kafka's retry.backoff.ms."""
-
-LOOK_AGAIN = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
-"""The coordinator is elsewhere: it is looked for again."""
 WAIT = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
 """The coordinator will answer later."""
 
@@ -59,11 +51,12 @@ class Member(Program):
         """It has its share, as far as it knows."""
         self.settled: set[Place] = set()
         """Of `positions`, since the last change: acknowledged, and read back."""
-        self._is_direct = is_direct
+        self.late_commits = 0
+        """Commits that wait to be sent, or answered then."""
+        self.is_direct = is_direct
+        """It goes to the nodes, not through gateways."""
+        self.channel = Channel(self)
         self._tainted: set[Place] = set()
-        self._connection: Any = None
-        self._waiting: dict[int, tuple[Callable[[Any], None], Any, ApiKey]] = {}
-        self._number = 0
 
     # --- life
 
@@ -106,112 +99,18 @@ class Member(Program):
         self.say("dies")
         self.is_dead = True
         self.owned = NOTHING
-        self._drop_connection()
-        for _, timer, _ in self._waiting.values():
-            timer.cancel()
-        self._waiting.clear()
+        self.channel.end()
         self.groups.on_dead(self)
 
-    # --- time, requests
+    # --- requests
 
     async def call(self, api_key: ApiKey, timeout_us: int = REQUEST_TIMEOUT_US, **values: Any) -> Any:
         """Ask the coordinator; None without an answer. Found first, if it is not known."""
-        if (self._connection is None or self._connection.closed) and not await self._find():
-            await self.sleep(RETRY_US)
-            return None
-        connection = self._connection
-        if connection is None:
-            return None
-        return await Pause(lambda resume: self._send(connection, api_key, timeout_us, values, resume))
-
-    def _send(
-        self,
-        connection: Any,
-        api_key: ApiKey,
-        timeout_us: int,
-        values: dict[str, Any],
-        resume: Callable[[Any], None],
-    ) -> None:
-        self._number += 1
-        number = self._number
-        frame = wire.encode(api_key, number, self.name, **values)
-        timer = self.world.scheduler.after(timeout_us, self._timed_out, number, connection)
-        self._waiting[number] = (resume, timer, api_key)
-        connection.send(frame, lambda data: self._answered(number, data))
-
-    def _answered(self, number: int, data: bytes) -> None:
-        waiting = self._waiting.pop(number, None)
-        if waiting is None:
-            return
-        resume, timer, api_key = waiting
-        timer.cancel()
-        resume(wire.heartbeat_error(data) if api_key == wire.HEARTBEAT else wire.decode(api_key, data))
-
-    def _timed_out(self, number: int, connection: Any) -> None:
-        waiting = self._waiting.pop(number, None)
-        if waiting is None:
-            return
-        self.world.counts["group requests timed out"] += 1
-        if connection is self._connection:
-            self._drop_connection()
-            self._lost(connection)
-        waiting[0](None)
-
-    def _lost(self, connection: Any) -> None:
-        """The connection broke: whatever waits on it gets no answer."""
-        if connection is not self._connection and self._connection is not None:
-            return
-        self._connection = None
-        waiting, self._waiting = self._waiting, {}
-        for resume, timer, _ in waiting.values():
-            timer.cancel()
-            resume(None)
-
-    def _drop_connection(self) -> None:
-        if self._connection is not None and not self._connection.closed:
-            self._connection.close()
+        return await self.channel.call(api_key, timeout_us, **values)
 
     def forget_coordinator(self) -> None:
         """It is elsewhere."""
-        connection = self._connection
-        if connection is not None:
-            connection.close()
-            self._lost(connection)
-
-    def _host_to_ask(self) -> str | None:
-        if not self._is_direct:
-            return ""
-        up = [h.name for h in self.world.hosts if h.kind == "n" and h.is_up]
-        return self.rng.choice(up) if up else None
-
-    def _connect(self, host: str) -> Any:
-        return wire.connect(self.world, self.groups.finder, host, self._lost)
-
-    async def _find(self) -> bool:
-        """FindCoordinator, and a connection to where it points."""
-        host = self._host_to_ask()
-        asked = None if host is None else self._connect(host)
-        if asked is None:
-            return False
-        self._drop_connection()
-        self._connection = asked
-        values = {"key_type": 0, "coordinator_keys": (self.group_id,)}
-        answer = await Pause(lambda resume: self._send(asked, wire.FIND, REQUEST_TIMEOUT_US, values, resume))
-        if answer is None:
-            return False
-        found = answer.coordinators[0]
-        error = ErrorCode(int(found.error_code))
-        if error:
-            self.note_error(error)
-            if error not in LOOK_AGAIN:
-                self.unexpected("FindCoordinator", error)
-            return False
-        if self._is_direct and found.host != host:
-            if asked is self._connection:
-                asked.close()
-                self._lost(asked)
-            self._connection = self._connect(found.host)
-        return self._connection is not None
+        self.channel.forget()
 
     # --- errors
 
@@ -256,54 +155,61 @@ class Member(Program):
 
     async def _commit_once(self) -> None:
         """Some more was read: commit it."""
-        places = list(self.positions)
-        for place in places:
-            self.positions[place] += self.rng.randint(0, 3)
+        places = self.read_on()
         await self.commit(places)
         if self.groups.is_finishing and self.is_in:
             await self._settle(places)
 
+    def read_on(self) -> list[Place]:
+        """Some more was read; of which places."""
+        places = list(self.positions)
+        for place in places:
+            self.positions[place] += self.rng.randint(0, 3)
+        return places
+
     async def commit(self, places: list[Place]) -> bool:
         """Commit where this member is; whether all of it was acknowledged."""
+        sent = self.decide(places)
+        errors = await self.send_commit(sent, self.channel) if sent else None
+        for error in sorted(errors or ()):
+            self.on_commit_error(error)
+        return errors is not None and not errors
+
+    def decide(self, places: list[Place]) -> dict[Place, Commit]:
+        """What is to be committed of them now, and as whom; nothing where this member is in no epoch."""
         # Another part of the program may have let go of some while this one waited.
         places = [place for place in places if place in self.positions]
-        if not places or self.epoch < 0:
-            return False
         sent: dict[Place, Commit] = {}
-        for place in places:
+        for place in places if self.epoch >= 0 else ():
             is_tainted = place in self._tainted
             offset = self.positions[place]
             sent[place] = self.groups.checker.send(self, place, offset, is_tainted=is_tainted)
+        return sent
+
+    async def send_commit(self, sent: dict[Place, Commit], channel: Channel) -> set[ErrorCode] | None:
+        """Send what was decided, as it was then. Errors of what was refused; None without an answer."""
         items = [(place, commit.offset, f"c{commit.number}") for place, commit in sent.items()]
-        answer = await self.call(
+        one = next(iter(sent.values()))
+        answer = await channel.call(
             wire.COMMIT,
             group_id=self.group_id,
-            generation_id_or_member_epoch=self.epoch_of(sent),
-            member_id=next(iter(sent.values())).member_id,
+            generation_id_or_member_epoch=one.epoch,
+            member_id=one.member_id,
             group_instance_id=self.instance_id,
             topics=wire.commit_topics(items),
         )
         if answer is None:
-            return False
-        all_acked = True
+            return None
+        errors: set[ErrorCode] = set()
         for topic in answer.topics:
             for part in topic.partitions:
                 error = ErrorCode(int(part.error_code))
                 if error:
-                    all_acked = False
+                    errors.add(error)
                     self.note_error(error)
                 else:
                     self.groups.checker.on_acked(sent[topic.name, part.partition_index])
-        errors = {ErrorCode(int(p.error_code)) for t in answer.topics for p in t.partitions} - {
-            ErrorCode.NONE
-        }
-        for error in sorted(errors):
-            self.on_commit_error(error)
-        return all_acked
-
-    @staticmethod
-    def epoch_of(sent: dict[Place, Commit]) -> int:
-        return next(iter(sent.values())).epoch
+        return errors
 
     def on_commit_error(self, error: ErrorCode) -> None:
         """A commit was refused."""

@@ -11,12 +11,18 @@ from penstock_core.errors import ErrorCode
 from penstock_kafka.records.read import read_all
 from penstock_storage_node.groups.classic.group import ClassicGroup
 from penstock_storage_node.groups.classic.protocol import ClassicProtocol
-from penstock_storage_node.groups.consumer.group import NOTHING, STABLE, UNRELEASED, ConsumerGroup
+from penstock_storage_node.groups.consumer.group import (
+    NOTHING,
+    STABLE,
+    UNRELEASED,
+    ConsumerGroup,
+    ConsumerMember,
+)
 from penstock_storage_node.groups.consumer.protocol import ConsumerProtocol
 from penstock_storage_node.groups.offsets import OffsetStore
 from penstock_storage_node.groups.records import CURRENT_MEMBER, group_key, put_group
 from penstock_storage_node.groups.records import Record as GroupRecord
-from penstock_storage_node.groups.store import GroupStore
+from penstock_storage_node.groups.store import GroupStore, PlacesOf
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
@@ -53,22 +59,26 @@ def _fenced_instance() -> list[Patch]:
     check = ClassicGroup.check_commit
 
     def lax(
-        group: ClassicGroup, member_id: str, instance_id: str | None, generation: int, version: int
+        group: ClassicGroup,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        version: int,
+        places: PlacesOf,
     ) -> ErrorCode:
         if instance_id in group.static:
             return ErrorCode.NONE
-        return check(group, member_id, instance_id, generation, version)
+        return check(group, member_id, instance_id, generation, version, places)
 
     return [(ClassicGroup, "check_commit", lax)]
 
 
 def _any_epoch() -> list[Patch]:
-    def check(
-        group: ConsumerGroup, member_id: str, _instance_id: str | None, _epoch: int, _version: int
-    ) -> ErrorCode:
-        return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
+    return [(ConsumerGroup, "check_commit", lambda *_: ErrorCode.NONE)]
 
-    return [(ConsumerGroup, "check_commit", check)]
+
+def _any_older_epoch() -> list[Patch]:
+    return [(ConsumerMember, "had", lambda *_: True)]
 
 
 def _expiry_looks_at_commits_alone() -> list[Patch]:
@@ -120,6 +130,7 @@ def _revocation_not_awaited() -> list[Patch]:
             state=STABLE if kept | free == target else UNRELEASED,
             assigned=kept | free,
             revoking=NOTHING,
+            since={p: member.since.get(p, epoch) for p in kept | free},
         )
 
     return [(ConsumerGroup, "reconcile", reconcile)]
@@ -155,8 +166,8 @@ def _answers_do_not_wait() -> list[Patch]:
 def _epochs_reset_on_load() -> list[Patch]:
     replay = ConsumerProtocol.replay
 
-    def reset(part: Any, about: Any, value: bytes | None) -> None:
-        replay(part, about, value)
+    def reset(part: Any, about: Any, value: bytes | None, at_ms: int) -> None:
+        replay(part, about, value, at_ms)
         group = part.store.groups.get(about.group_id)
         if about.kind == CURRENT_MEMBER and value is not None:
             group.put(replace(group.members[about.member_id], epoch=0))
@@ -199,7 +210,16 @@ ROWS: list[tuple[str, str, Callable[[], list[Patch]], Callable[[Settings], None]
         ("commit-acked-early", "an OffsetCommit is answered when it is appended", _acked_early),
         ("zombie-generation-accepted", "a commit's generation is not compared", _any_generation),
         ("fenced-instance-accepted", "a static member that was replaced may commit", _fenced_instance),
-        ("member-epoch-not-checked", "a commit's member epoch is not compared (KIP-848)", _any_epoch),
+        (
+            "member-epoch-not-checked",
+            "a commit's member and its epoch are not looked at (KIP-848)",
+            _any_epoch,
+        ),
+        (
+            "assignment-epoch-not-checked",
+            "a member may commit in an older epoch, whether it has the partition since then or not (KIP-848)",
+            _any_older_epoch,
+        ),
         (
             "expiry-ignores-members",
             "offsets expire by their age alone, whoever is in the group",

@@ -19,12 +19,13 @@ from penstock_core.metadata import MetadataImage
 from penstock_core.topics import OFFSETS_TOPIC
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_storage_node.groups.consumer.group import Parts
+from simulation.group_channel import S
 from simulation.group_checks import (
     GroupChecker,
 )
 from simulation.group_classic import ClassicMember
 from simulation.group_consumer import ConsumerMember
-from simulation.group_members import Member, S
+from simulation.group_members import Member
 from simulation.group_wire import Finder, Place
 from simulation.settings import RUN_US
 
@@ -82,6 +83,10 @@ class Groups:
         if world.settings.static_members:
             self._static_chance = 1.0
         self._direct_chance = rng.choice((0.0, 0.3, 1.0))
+        # Of a generator of their own: seeds without late commits run as they did before there were any.
+        self.late_rng = random.Random(f"{world.seed}-late-commits")
+        self.late_chance = self.late_rng.choice((0.0, 0.3))
+        """Of a commit of a KIP-848 member to wait, see `group_consumer`."""
         self.groups = {g.group_id: g for g in self._plan()}
         self._members: list[Member] = []
         self._zombies: list[Member] = []
@@ -291,7 +296,7 @@ class Groups:
             member = slot.member
             if member is None or member.is_dead or not member.is_in:
                 return f"a member of {group.group_id} ({slot.number}) is not in"
-            if not member.settled.issuperset(member.positions):
+            if member.late_commits or not member.settled.issuperset(member.positions):
                 return f"{member.name} of {group.group_id} has not committed all"
             parts |= member.owned
             places |= member.positions.keys()

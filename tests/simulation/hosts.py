@@ -38,6 +38,8 @@ class Host:
         self.wall_offset_ms = 0
         self.is_wiped = False
         """A controller that waits to be admitted again."""
+        self.is_spare = False
+        """A storage node's process is to be one: its slot was retired."""
         operator = world.operator
         self.rack = "" if operator is None or kind != "n" else operator.rack_of(number)
         self.disk_bytes = None if operator is None or kind != "n" else operator.disk_bytes
@@ -223,6 +225,11 @@ class Host:
         """A storage node's disk is a new, empty one."""
         self.world.disks.by_host[self.name] = self._new_disk()
         self.world.counts["disks replaced"] += 1
+
+    def insert_disk(self, fs: SimulatedFileSystem) -> None:
+        """A storage node's disk is one that was in use before. Nothing runs."""
+        self._make_small(fs)
+        self.world.disks.by_host[self.name] = fs
 
     def fill(self) -> None:
         self.disk_fault = "full"

@@ -221,7 +221,7 @@ class LogLife:
         if world.scheduler.now_us >= RUN_US or "lone" in world.workload.topics:
             return
         hosts = [h for h in world.hosts if h.kind == "n" and h.is_powered and not h.disk_fault]
-        hosts = [h for h in hosts if self._has_copies(h)]
+        hosts = [h for h in hosts if self.has_copies(h)]
         if not hosts or self.why_not_done() or world.rot.why_not_mended():
             self._later(S // 2, self._lose_disk)
             return
@@ -241,7 +241,7 @@ class LogLife:
         node = self._image().nodes.get(NodeId(host.number))
         return b"" if node is None else node.directory_id
 
-    def _has_copies(self, host: Host) -> bool:
+    def has_copies(self, host: Host) -> bool:
         """Whether another disk has what this one has, as far as the controllers know."""
         for topic in self._image().topics.values():
             for state in topic.partitions.values():

@@ -13,7 +13,13 @@ from penstock_storage_node.ports import NodeParts, NodePorts
 from penstock_storage_node.role import StorageNode
 from penstock_storage_node.settings import StorageNodeSettings
 from penstock_storage_node.transactions.host import TransactionHost
-from simulation.checked import CheckedControllerClient, CheckedLog, CheckedRegistration, CheckedReplica
+from simulation.checked import (
+    CheckedControllerClient,
+    CheckedInlet,
+    CheckedLog,
+    CheckedRegistration,
+    CheckedReplica,
+)
 from simulation.cleaner_process import SimWorker
 from simulation.controller_host import GRPC_PORT
 from simulation.disk_pool import SimDiskPool
@@ -85,6 +91,7 @@ class NodeProcess(Process):
                     **_DEFAULTS,
                     "node_id": self.node_id,
                     "data_dir": Path("/data"),
+                    **self._slots(),
                     "grpc_bind": f"{self.name}:{NODE_PORT}",
                     "http_bind": "",
                     "rack": self.world.host_of[self.name].rack,
@@ -127,13 +134,23 @@ class NodeProcess(Process):
                 registration=CheckedRegistration,
                 groups=CheckedOffsetsHost if groups is None else CheckedGroupHost,
                 transactions=TransactionHost if self.world.transactions is None else CheckedTransactionHost,
+                inlet=CheckedInlet,
             ),
             # As `ControllerProcess` has it; groups have a short tick where there are any.
             "tick_ms": 200,
             "group_tick_ms": 2_000 if groups is None else GROUP_TICK_MS,
             "pieces": self.world.pieces,
+            "near_bytes": self.world.settings.near_bytes,
+            "throttled_message_bytes_min": self.world.settings.throttled_message_bytes,
         }
         return NodePorts(**ports)
+
+    def _slots(self) -> dict[str, Any]:
+        """Settings of a node whose directory is a slot."""
+        operator = self.world.operator
+        if operator is None or not operator.has_slots:
+            return {}
+        return {"slots_dir": Path("/slots"), "spare": self.world.host_of[self.name].is_spare}
 
     def _make_pool(self, _threads: int) -> SimDiskPool:
         self.pool = SimDiskPool(self)

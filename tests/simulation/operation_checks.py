@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Final
 from penstock_controller.state import directories
 from penstock_controller.state.generation import Context
 from penstock_controller.state.operations.engine.steps import next_steps
+from penstock_controller.state.operations.plans.gates import OPERATIONS_LEVEL
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.config.topic import TopicConfig
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import MetadataImage, PartitionImage
+from penstock_core.metadata.levels import level_of
 from penstock_core.metadata.operations import ENDED
 from penstock_proto.v1 import metadata_pb2 as pb
 from simulation.operation_goals import GoalChecks
@@ -41,6 +43,8 @@ class OperationChecks:
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
         self.goals = GoalChecks(checker)
+        self._left: dict[NodeId, list[bytes]] = {}
+        """Directories that a node had before the one that it has, the one of long ago first."""
 
     def on_applied(
         self,
@@ -61,8 +65,11 @@ class OperationChecks:
             kind = record.WhichOneof("record")
             if kind == "operation":
                 self._check_operation(before, image, record.operation)
+                if self._checker.world.operator is not None:
+                    self._checker.world.operator.throttles.changed(record.operation, image.version)
             elif kind == "node":
                 self._check_not_retired(image, record.node)
+                self._note_directory(before, record.node)
             elif kind == "node_removed":
                 self._check_empty(image, NodeId(record.node_removed.node_id), "which is removed")
         if changes and image.operations.moves:
@@ -163,6 +170,8 @@ class OperationChecks:
             done = state is None or (state.replicas == move.replicas and not state.reassigning)
             if not done and not move.skipped and not self._was_taken_away(before, image, key):
                 self._fail("done means done", f"{name}: {state}, wanted {move.replicas}")
+        if now.kind in ("node-remove", "node-replace"):
+            self._check_left(image, now, name)
         if now.kind in _EMPTYING and (now.kind != "node-replace" or now.parameters.replacement_node_id):
             for node_id in now.parameters.node_ids:
                 self._check_empty(image, NodeId(node_id), f"which {name} has emptied")
@@ -171,6 +180,27 @@ class OperationChecks:
     def _was_taken_away(before: MetadataImage, image: MetadataImage, key: TopicPartition) -> bool:
         """Somebody re-aimed it in the same command, after it was found done."""
         return image.partition(*key) is not before.partition(*key)
+
+    def _note_directory(self, before: MetadataImage, node: pb.NodeRecord) -> None:
+        old = before.nodes.get(NodeId(node.node_id))
+        left = self._left.setdefault(NodeId(node.node_id), [])
+        if old is not None and old.directory_id != node.directory_id and level_of(before) >= OPERATIONS_LEVEL:
+            left.append(old.directory_id)
+        if node.directory_id in left:
+            left.remove(node.directory_id)
+
+    def _check_left(self, image: MetadataImage, now: pb.OperationRecord, name: str) -> None:
+        """What a node had before is refused once it is replaced or removed."""
+        for node_id in now.parameters.node_ids:
+            left = self._left.pop(NodeId(node_id), [])
+            if len(left) > directories.FORMER_MAX:
+                continue  # which of them are remembered depends on clocks
+            for directory_id in left:
+                if directories.retired(image, directory_id) is None:
+                    self._fail(
+                        "what a node had before is refused",
+                        f"{name} is done, and directory {directory_id.hex()} of node {node_id} may come back",
+                    )
 
     def _check_empty(self, image: MetadataImage, node_id: NodeId, why: str) -> None:
         for topic in image.topics.values():

@@ -27,10 +27,12 @@ from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_proto.v1 import operations_pb2 as api
 from simulation.hosts import Host
 from simulation.network import NetworkProfile
+from simulation.old_disks import OldDisks
 from simulation.operation_checks import target_of
 from simulation.operation_goals import FullFollowers
 from simulation.restarts import Builds, Restarts
 from simulation.settings import RUN_US
+from simulation.throttle_checks import ThrottleChecks
 
 if TYPE_CHECKING:
     from simulation.settings import Settings
@@ -44,7 +46,7 @@ MORE_US: Final = 60 * S
 LIVE_MAX: Final = 3
 STEP_CRASH_CHANCE: Final = 0.02
 
-_KINDS: Final = (
+_KINDS: Final[tuple[tuple[int, str], ...]] = (
     (4, "node-drain"),
     (3, "node-uncordon"),
     (2, "node-add"),
@@ -56,7 +58,9 @@ _KINDS: Final = (
     (3, "rolling-restart"),
 )
 FEATURES: Final = ("racks", "calm", "small disks", "old builds")
-"""What `Settings.operations` may ask for."""
+"""What `Settings.operations` may ask for; also "old disks", "slow copies", "slots"."""
+OLD_DISKS_CHANCE: Final = 0.2
+SLOTS_CHANCE: Final = 0.25
 DISKS_BYTES: Final = (150_000, 400_000)
 """Small ones: logs here have some ten thousand bytes."""
 _RACKS: Final = (
@@ -65,6 +69,7 @@ _RACKS: Final = (
     ("a/1", "a/2", "b/1", "b/2"),
     ("a/x/1", "a/y/1", "b/x/1", "b/x/2"),
 )
+_RATES: Final = (0, 0, 2_000, 20_000, 1 << 20)
 _CONTROLS: Final = (
     (3, api.OPERATION_CONTROL_PAUSE),
     (3, api.OPERATION_CONTROL_RESUME),
@@ -94,6 +99,14 @@ class Operator:
         self._builds: Builds | None = None
         """Where older ones are about."""
         self._full_followers: FullFollowers
+        self._old_disks: OldDisks | None = None
+        self._rates: tuple[int, ...] = _RATES
+        self._kinds = _KINDS
+        self._is_resolute = False
+        """Nobody interferes with what was begun."""
+        self.has_slots = False
+        """Whether nodes have slots in the place of one directory."""
+        self.throttles = ThrottleChecks(world)
 
     @classmethod
     def draw(cls, world: World, settings: Settings) -> Operator | None:
@@ -109,6 +122,8 @@ class Operator:
     def _shape(self, settings: Settings) -> None:
         """What kind of cluster it is. By a generator of its own, too."""
         dice = random.Random(f"{self.world.seed}-operator-shape")
+        if "slow copies" in settings.operations:
+            settings.nodes = 5
         has = {
             name: dice.random() < chance or name in settings.operations
             for name, chance in zip(FEATURES, (0.5, 0.3, 0.15, 0.2), strict=True)
@@ -135,6 +150,23 @@ class Operator:
         if has["old builds"]:
             # Users came with level 2.
             self._builds = Builds(self, 2 if self.world.rights else level, begin_us)
+        # By one more of its own: other seeds stay what they were.
+        disks = random.Random(f"{self.world.seed}-operator-old-disks")
+        is_drawn = disks.random() < OLD_DISKS_CHANCE or "old disks" in settings.operations
+        if is_drawn and not self.is_calm and self._builds is None:
+            self._old_disks = OldDisks(self, disks)
+        if "slow copies" in settings.operations:
+            # A node that is emptied and filled again is fed by several others, and nobody has second thoughts.
+            self._kinds = ((1, "node-drain"), (1, "node-add"))
+            self._rates = (1_000,)
+            self._is_resolute = True
+            # Whole logs would be one message else, and go at once.
+            settings.throttled_message_bytes = 512
+            settings.near_bytes = 600
+        dice = random.Random(f"{self.world.seed}-operator-slots")
+        self.has_slots = dice.random() < SLOTS_CHANCE or "slots" in settings.operations
+        if "slots" in settings.operations:
+            self._kinds = (*_KINDS, (20, "node-remove"))
 
     def rack_of(self, number: int) -> str:
         """Of a storage node."""
@@ -159,9 +191,12 @@ class Operator:
         self._later(S, self._look_at_full)
         if self._builds is not None:
             self._builds.start()
+        if self._old_disks is not None:
+            self._old_disks.start()
 
     def _look_at_full(self) -> None:
         self._full_followers.look()
+        self.throttles.look()
         if not self._is_finishing:
             self._later(S, self._look_at_full)
 
@@ -190,7 +225,7 @@ class Operator:
             self._reassign()
         elif not live or (len(live) < LIVE_MAX and self.rng.random() < 0.4):
             self._start(self._wanted())
-        elif self.rng.random() < 0.5:
+        elif self.rng.random() < 0.5 and not self._is_resolute:
             record = self.rng.choice(live)
             self._control(record.operation_id, self._pick(_CONTROLS))
 
@@ -201,7 +236,7 @@ class Operator:
 
     def _wanted(self) -> api.PlanRequest:
         rng, image = self.rng, self._image()
-        kind = self._pick(_KINDS)
+        kind = self._pick(self._kinds)
         if kind == "set-replication-factor" and not self._may_change_factors():
             kind = "rebalance"
         request = api.PlanRequest(kind=kind, throttle=self._throttle())
@@ -230,11 +265,16 @@ class Operator:
 
     def _may_change_factors(self) -> bool:
         """A lower factor has a lower min ISR: then what a disk forgets may be the only copy."""
-        return "disk loss" not in self.world.log_life.features and not self.world.rot.is_wanted
+        forgets = "disk loss" in self.world.log_life.features or self._old_disks is not None
+        return not forgets and not self.world.rot.is_wanted
 
     def _throttle(self) -> pb.OperationThrottle:
-        rate = self.rng.choice((0, 0, 2_000, 20_000, 1 << 20))
+        rate = self.rng.choice(self._rates)
         return pb.OperationThrottle(auto=not rate, bytes_per_s=rate)
+
+    def start_one(self, request: api.PlanRequest) -> None:
+        """Ask for an operation; somebody may have second thoughts about it."""
+        self._start(request)
 
     def _start(self, request: api.PlanRequest) -> None:
         def done(response: Any) -> None:
@@ -251,7 +291,8 @@ class Operator:
                 self._say(response.error.message)
             if outcome == "begun" and request.kind == "rolling-restart":
                 self._execute(response.operation.record.operation_id)
-            if outcome == "begun" and not self._is_finishing and self.rng.random() < 0.6:
+            hesitates = outcome == "begun" and not self._is_finishing and self.rng.random() < 0.6
+            if hesitates and not self._is_resolute:
                 # Most are short here: so somebody has second thoughts at once.
                 delay_us = self.rng.random() ** 2 * 2 * S
                 self._later(
@@ -356,10 +397,16 @@ class Operator:
         self._busy.discard(host.number)
         if not self._is_removed(host, self._image().nodes):
             return
-        self._say(f"{host.name} gets an empty directory")
         self.world.counts["removed nodes made anew"] += 1
-        host.kill()
-        host.replace_disk()
+        if self.has_slots:
+            # Somebody wants one more node: a process that starts empties a retired slot.
+            self._say(f"{host.name} is started as a new node")
+            host.kill()
+            host.is_spare = False
+        else:
+            self._say(f"{host.name} gets an empty directory")
+            host.kill()
+            host.replace_disk()
         self.world.checker.logs.on_wiped(host.name)
         host.start_later(int(self.rng.random() * S))
 
@@ -405,6 +452,8 @@ class Operator:
         if self._builds is not None and (why := self._builds.why_not_done(image)):
             return why
         if why := self._why_not_right():
+            return why
+        if self._old_disks is not None and (why := self._old_disks.why_not_done()):
             return why
         for node_id in image.operations.policies:
             return (

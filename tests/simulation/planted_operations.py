@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import penstock_controller.active.command_queue as command_queue
+import penstock_controller.state.directories as directories
 import penstock_controller.state.elections as elections_module
 import penstock_controller.state.features as features
 import penstock_controller.state.nodes as nodes_module
@@ -25,7 +27,10 @@ from penstock_controller.state.operations.engine.window import Window
 from penstock_controller.state.operations.plans import gates
 from penstock_controller.state.operations.plans.gates import Finding
 from penstock_controller.state.reassignments import reassign
+from penstock_storage_node.log import slots
 from penstock_storage_node.replica.registry import PartitionRegistry
+from penstock_storage_node.rpc.catch_up_throttle import Direction
+from penstock_storage_node.rpc.replicate_follower import FollowerStream
 from simulation.settings import Settings
 
 Patch = tuple[Any, str, Any]
@@ -92,6 +97,26 @@ def _retired_directory_admitted() -> list[Patch]:
     return [(nodes_module, "_grant_id", grant)]
 
 
+def _replaced_directory_let_in() -> list[Patch]:
+    return [(directories, "replaced", lambda *_: [])]
+
+
+def _throttle_per_pair() -> list[Patch]:
+    init: Any = FollowerStream.__init__
+
+    def apart(stream: Any, *args: Any) -> None:
+        *others, inlet = args
+        (budget,) = inlet.args
+        own = Direction(budget._rate, budget._clock_s, budget._message_bytes_min)
+        init(stream, *others, partial(inlet.func, own))
+
+    return [(FollowerStream, "__init__", apart)]
+
+
+def _retired_slot_claimed() -> list[Patch]:
+    return [(slots, "retired_by", lambda *_: 0)]
+
+
 def _steps_not_read() -> list[Patch]:
     aim = Changes.aim
 
@@ -153,6 +178,24 @@ def _copied_onto_full_disks() -> list[Patch]:
         return "" if why == "has a full disk" else why
 
     return [(window, "unfit", fits), (Window, "lacks_room", lambda _window, _slot: None)]
+
+
+def _old_disks(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.operations = ("old disks",)
+
+
+def _slow_copies(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.operations = ("calm", "slow copies")
+    settings.partitions = 3
+    settings.producers = 3
+    settings.produce_interval_us = 100_000
+
+
+def _in_slots(settings: Settings) -> None:
+    settings.with_operations = True
+    settings.operations = ("slots",)
 
 
 def _calm(settings: Settings) -> None:
@@ -233,6 +276,24 @@ ROWS: list[Row] = [
         "a directory that was retired registers again",
         _retired_directory_admitted,
         _with_operations,
+    ),
+    (
+        "replaced-directory-let-in",
+        "what a node had before it was replaced in its place, or removed, may come back",
+        _replaced_directory_let_in,
+        _old_disks,
+    ),
+    (
+        "throttle-per-pair",
+        "the throttle of a move is one of each pair of nodes, not of each node",
+        _throttle_per_pair,
+        _slow_copies,
+    ),
+    (
+        "retired-slot-claimed",
+        "a process takes a slot though it was retired",
+        _retired_slot_claimed,
+        _in_slots,
     ),
     ("steps-not-read", "a step aims what is aimed already", _steps_not_read, _with_operations),
     (

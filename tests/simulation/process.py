@@ -51,6 +51,7 @@ class SimLifecycle:
         self._process = process
         self.log: Any = process.log
         self.loop_ticks = 0
+        self.is_at_rest = False
         self.unhandled_errors = _Counter()
         # Slices of work are of real time, which a simulation has none of: nothing is long here.
         self.shared: dict[str, object] = {LOOP_TURNS: LoopTurns(lambda: 0.0, lambda: 0.0)}
@@ -105,6 +106,11 @@ class SimLifecycle:
         self.stopping.set()
 
     def leave(self, _: str) -> None:
+        self.stopping.set()
+
+    def start_again(self, _: str, option: str) -> None:
+        """Whoever starts it next does so with this option."""
+        self._process.world.host_of[self._process.name].is_spare = option == "--spare"
         self.stopping.set()
 
 

@@ -119,6 +119,10 @@ class Settings:
     """An operator for sure; else a part of the seeds has one, see `operations`."""
     operations: tuple[str, ...] = ()
     """Of `operations.FEATURES`: what its cluster has for sure."""
+    near_bytes: int = 256 * 1024
+    """A replica with more than twice that to fetch goes to the catch-up lane, where there is a rate."""
+    throttled_message_bytes: int = 16 * 1024
+    """No message of a throttled stream is made smaller."""
     static_members: bool = False
     """All members of groups are static (KIP-345)."""
     pieces: bool = False

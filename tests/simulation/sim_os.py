@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import posixpath
+import stat
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -80,6 +81,7 @@ class SimOs:
 class _Stat:
     def __init__(self, st_size: int) -> None:
         self.st_size = st_size
+        self.st_mode = stat.S_IFREG | 0o600
         self.st_mtime = 0.0
         """For metrics alone."""
 

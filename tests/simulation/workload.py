@@ -232,6 +232,22 @@ class Workload:
                     controller_id=host.number, directory_id=host.directory_id
                 )
                 self._call("ReplaceController", request, lambda _: None)
+        self._elect_by_hand()
+
+    def _elect_by_hand(self) -> None:
+        """An unclean election, where the last known leader came back with another disk (decision 0140). Of a partition
+        that has kept its promise so far nobody should have to: its seed ends without progress."""
+        checker = self._world.checker
+        newest = checker.images[max(checker.images)]
+        keys = [
+            api.TopicPartitionId(topic_id=state.topic_id, partition=state.partition)
+            for topic in newest.topics.values()
+            for state in topic.partitions.values()
+            if state.unconfirmed and state.key in checker.truths and checker.truth(state.key).excused
+        ]
+        if keys:
+            self._world.counts["elections by hand"] += len(keys)
+            self._call("ElectLeaders", api.ElectLeadersRequest(partitions=keys, unclean=True), lambda _: None)
 
     # --- the end
 

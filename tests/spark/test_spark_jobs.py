@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_penstock.errors import OptionError, PenstockError
+from pyspark_penstock.errors import OptionError
 from pyspark_penstock.jobs import archive, archive_files, audit, read_archive, report
 from pyspark_penstock.jobs.archive_files import ArchiveFiles
 from pyspark_penstock.jobs.frame import JobError, one_line
@@ -267,6 +268,34 @@ def test_an_archive_grows_by_what_is_new(spark: SparkSession, cluster: MemoryGat
         archive(spark, topic="orders", to=where["to"], gateway=cluster.addresses[0])
 
 
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Sao_Paulo", "Asia/Kolkata", "UTC"])
+def test_an_archives_hours_are_those_of_utc_whatever_the_sessions_zone_leaves_out(
+    spark: SparkSession, cluster: MemoryGateway, tmp_path: Path, zone: str
+) -> None:
+    """At 02:00 in Berlin on 2026-03-29, and at midnight in Sao Paulo on 2018-11-04, an hour is left out."""
+    cluster.create("flights")
+    times = [
+        "2018-11-03T23:30",
+        "2018-11-04T00:30",
+        "2026-03-29T01:30",
+        "2026-03-29T02:30",
+        "2026-03-29T03:30",
+    ]
+    for time in times:
+        moment = dt.datetime.fromisoformat(time).replace(tzinfo=dt.UTC)
+        cluster.append("flights", 0, [b"x"], timestamp_ms=int(moment.timestamp() * 1000))
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        archive(spark, topic="flights", to=str(tmp_path / "a"), by="hour", gateway=cluster.addresses[0])
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(before))
+    names = sorted(
+        str(path.parent.relative_to(tmp_path / "a")) for path in (tmp_path / "a").rglob("date=*/**/*.parquet")
+    )
+    assert names == [f"date={time[:10]}/hour={time[11:13]}" for time in times]
+
+
 class Killed(Exception):
     """Stands for a kill between two steps."""
 
@@ -363,7 +392,7 @@ def test_errors_are_one_sentence(spark: SparkSession, cluster: MemoryGateway, tm
     cluster.create("flights")
     with pytest.raises(JobError, match="there is no archive in"):
         run(spark, cluster, archive=str(tmp_path))
-    with pytest.raises(PenstockError, match="format iceberg is not built yet"):
+    with pytest.raises(OptionError, match=r"the format iceberg takes a table, NS\.T, and a catalog"):
         archive(spark, topic="flights", to=str(tmp_path), format="iceberg", gateway=cluster.addresses[0])
     cluster.append("flights", 0, [b"a"])
     archive(spark, topic="flights", to=str(tmp_path / "a"), gateway=cluster.addresses[0])

@@ -179,6 +179,7 @@ APPLICATION = """
 def test_lag_follows_rises_after_a_kill_and_falls_again(cluster_of_one: LocalCluster, tmp_path: Path) -> None:
     create_topic(cluster_of_one.bootstrap, "long", 2, 1)
     producer = Producer({"bootstrap.servers": cluster_of_one.bootstrap})
+    log = tmp_path / "application.log"
     script = tmp_path / "application.py"
     script.write_text(textwrap.dedent(APPLICATION))
 
@@ -188,15 +189,21 @@ def test_lag_follows_rises_after_a_kill_and_falls_again(cluster_of_one: LocalClu
         assert producer.flush(WAIT_S) == 0
 
     def driver() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, str(script), cluster_of_one.gateway, str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, str(script), cluster_of_one.gateway, str(tmp_path)],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                    "PYSPARK_PYTHON": sys.executable,
+                },
+                stdout=subprocess.DEVNULL,
+                stderr=output,
+                start_new_session=True,
+            )
 
     def has_caught_up() -> bool:
+        assert child.poll() is None, log.read_text()[-4000:]
         return lags(cluster_of_one, "long") == [0, 0]
 
     produce()

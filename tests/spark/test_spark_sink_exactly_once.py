@@ -93,6 +93,19 @@ def test_a_stream_that_repeats_a_micro_batch_and_one_that_is_not_its(
     assert f"sink copy belongs to query {query}, and this is " in last_line(error)
     assert "sinkTakeover" in last_line(error)
     assert committed(penstock, "streamed") == wanted
+    # As if the power had gone before the last micro-batch was on the disk; and more has come since.
+    for room in ("offsets", "commits"):
+        for name in (f"{last}", f".{last}.crc"):
+            (checkpoint / room / name).unlink(missing_ok=True)
+    produce(penstock.bootstrap, "source", 100, first=COUNT)
+    again, error = copy(spark, penstock, checkpoint, 2, sinkId="copy")
+    assert error is not None
+    assert (
+        f"RefusedUnitError: sink copy has micro-batch {last} of this query, which was made of other input"
+        in last_line(error)
+    )
+    assert committed(penstock, "streamed") == wanted
+    assert described(penstock, "copy", capsys)["epoch"] == last
 
 
 def test_batches_with_a_version_and_without(

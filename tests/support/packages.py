@@ -11,12 +11,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ("proto", "libs/core", "libs/kafka", "libs/runtime", "libs/frontend")
 OTHERS = ("client", "services/controller", "services/storage-node", "services/gateway")
+SPARK = "spark"
 
 
-def new_environment(folder: Path) -> Path:
-    """An environment with nothing in it, neither pip nor setuptools; its Python."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+def new_environment(folder: Path, base: str = sys.executable) -> Path:
+    """An environment of the Python `base` with nothing in it, neither pip nor setuptools; its Python."""
+    subprocess.run([base, "-m", "venv", "--without-pip", str(folder)], check=True)
     return folder / "bin" / "python"
+
+
+def copy_packages(target: Path, packages: Sequence[str]) -> None:
+    """Their folders: setuptools builds in the tree, where other tests read meanwhile, and would take modules that
+    are gone from an old build there."""
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+    for package in packages:
+        shutil.copytree(ROOT / package, target / package, ignore=ignored)
 
 
 def pip(python: Path, *words: str) -> str:
@@ -32,14 +41,11 @@ def pip(python: Path, *words: str) -> str:
 
 
 class Packages:
-    """Copies of the packages' folders: setuptools builds in the tree, where other tests read meanwhile, and would
-    take modules that are gone from an old build there."""
+    """Wheels of what services, command line and plugin are made of, each built when it is first installed."""
 
     def __init__(self, scratch: Path) -> None:
         self._copies, self._wheels = scratch / "copies", scratch / "wheels"
-        ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
-        for package in (*LIBRARIES, *OTHERS):
-            shutil.copytree(ROOT / package, self._copies / package, ignore=ignored)
+        copy_packages(self._copies, (*LIBRARIES, *OTHERS))
 
     def _wheel(self, package: str) -> Path:
         """As `pip install <folder>` makes one."""

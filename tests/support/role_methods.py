@@ -20,7 +20,7 @@ BOUND: Final = {
 
 SAYS_OF_ANOTHER: Final = {
     "/penstock.v1.Controller/UnregisterNode": "which node is to go",
-    "/penstock.v1.Storage/Forward": "the node meant, and the gateway for the log alone",
+    "/penstock.v1.Storage/Forward": "the node meant, and the gateway, which counts where certificates name none",
     "/penstock.v1.Storage/DescribeStrays": "the node meant",
     "/penstock.v1.Storage/DeleteStray": "the node meant",
 }

@@ -23,13 +23,15 @@ class RangeAnswer(NamedTuple):
     done: bool
     piece: Piece | None
     read_committed: bool
+    leader_epoch: int
+    """Of the node that answered; 0 where it does not say."""
 
 
 def read_answer(data: bytes) -> RangeAnswer:
     """Raises MalformedMessage."""
     view = memoryview(data)
     error, message, records, piece = 0, "", view[:0], None
-    numbers = {3: 0, 4: 0, 8: 0, 10: 0}
+    numbers = {3: 0, 4: 0, 7: 0, 8: 0, 10: 0}
     for number, value, end in fields(data, 0, len(data)):
         if end < 0:
             if number in numbers:
@@ -50,4 +52,5 @@ def read_answer(data: bytes) -> RangeAnswer:
         bool(numbers[8]),
         piece,
         bool(numbers[10]),
+        numbers[7],
     )

@@ -17,6 +17,9 @@ make them. With failOnDataLoss=false the surviving part is read, the lost range 
 logged, and reading never goes back. It always ends: the range is pinned in a checkpoint,
 so a task that waits for offsets beyond the end of a log that was cut would wait again
 after each restart. Such a wait is looked into after a while of silence (`silence`).
+What was written behind a cut, in a later leader epoch than the one that told the range's
+end, is none of the range: the driver sees the cut at its next look, and all that is new
+is read then.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from penstock_proto.fast.primitives import Buffer, MalformedMessage
 from penstock_proto.v1 import data_pb2
 from pyspark_penstock.answers import RangeAnswer, read_answer
 from pyspark_penstock.decode import Decoder
-from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX
+from pyspark_penstock.decode.batches import UNPACKED_BYTES_MAX, before_epoch
 from pyspark_penstock.direct.batches import whole, without_aborted
 from pyspark_penstock.direct.frames import FetchAnswer
 from pyspark_penstock.direct.route import DirectRoute, NodeLost, NoDirectWay
@@ -107,8 +110,10 @@ class RangeReader:
         self._backoff = Backoff(_BACKOFF_FIRST_MS)
         self._progress_s = time.monotonic()
         self._missing_since_s: float | None = None
-        self._short_since_s: float | None = None
-        """Since when the log is known to end inside the range, at what was received."""
+        self._missing_code = 0
+        """What has been said since then: a doubt is an unbroken one, of one kind."""
+        self._short: tuple[int, float] | None = None
+        """What was received when the log was first seen to end there, inside the range, and when that was."""
         self._ends_at: int | None = None
         """Where it ends, once that is believed."""
         self._received = wanted.start
@@ -167,6 +172,9 @@ class RangeReader:
             raise CorruptRecordsError(f"{self._where}, offset {first}: {error}") from None
         if next_offset <= first:
             self._nothing_came(answer)
+            return
+        if self._written_anew(run, route.leader_epoch) is not None:
+            self._give_up_direct("the log was cut and written anew")
             return
         self._check_start(run, answer.log_start_offset)
         self._received = next_offset
@@ -235,7 +243,7 @@ class RangeReader:
             ),
             metadata=metadata,
         )
-        self._short_since_s = self._ends_at = None
+        self._short = self._ends_at = None
         look_ms = min(self._missing_grace_ms, self._poll_timeout_ms)
         silence = Silence(look_ms, lambda silent_ms: self._look_after(call, silent_ms))
         try:
@@ -245,7 +253,7 @@ class RangeReader:
                 if answer.error:
                     return self._after_error(answer.error, answer.message, address)
                 yield from self._take(answer)
-                if answer.done:
+                if answer.done or self._received >= self._range.end:
                     return True
         finally:
             call.cancel()
@@ -286,10 +294,20 @@ class RangeReader:
                     f"{self._where}: the gateway's answer goes back from offset {self._received} "
                     f"to {response.next_offset}"
                 )
-            self._pending.append(records)
-            self._pending_bytes += len(records)
-        if response.next_offset > self._received:
-            self._received = response.next_offset
+            next_offset = response.next_offset
+            if (anew := self._written_anew(records, response.leader_epoch)) is not None:
+                records, cut = anew
+                self._lost(
+                    max(cut, self._received), self._range.end, f"the log was cut at {cut} and written anew"
+                )
+                next_offset = self._range.end
+            if len(records):
+                self._pending.append(records)
+                self._pending_bytes += len(records)
+        else:
+            next_offset = response.next_offset
+        if next_offset > self._received:
+            self._received = next_offset
             self._heard()
             self._backoff.reset()
         # Small answers are gathered: Arrow batches of a few rows cost more than their rows.
@@ -297,6 +315,13 @@ class RangeReader:
             yield from self._flush()
             # The time that Spark took over these rows is not the gateway's silence.
             self._progress_s = time.monotonic()
+
+    def _written_anew(self, records: Buffer, leader_epoch: int) -> tuple[memoryview, int] | None:
+        """What stands before a cut that came behind the plan, and where it is; None when there is none."""
+        if not 0 <= self._range.epoch < leader_epoch:
+            return None
+        found = before_epoch(records, self._range.epoch)
+        return None if found is None or found[1] >= self._range.end else found
 
     def _check_start(self, records: Buffer, log_start_offset: int) -> None:
         """Tells records that retention took since the last answer from a harmless gap."""
@@ -319,22 +344,25 @@ class RangeReader:
 
     def _look_after(self, call: Any, silent_ms: float) -> None:
         """Ends a stream that waits in vain. Runs beside it, in a thread of its own."""
+        received = self._received
         bounds = self._bounds(retries=False)
-        if bounds is not None and self._received >= bounds[1] and bounds[1] < self._range.end:
+        if self._received != received:
+            return  # something came while the end was asked for: no silence, and no doubt
+        if bounds is not None and received >= bounds[1] and bounds[1] < self._range.end:
             # It waits at the end of a log that ends too early. A new leader may only not know its high watermark yet.
             now_s = time.monotonic()
-            if self._short_since_s is None:
-                self._short_since_s = now_s
-            elif (now_s - self._short_since_s) * 1000 >= self._missing_grace_ms:
+            if self._short is None or self._short[0] != received:
+                self._short = received, now_s
+            elif (now_s - self._short[1]) * 1000 >= self._missing_grace_ms:
                 self._ends_at = bounds[1]
                 call.cancel()
             return
-        self._short_since_s = None
+        self._short = None
         if silent_ms >= self._poll_timeout_ms:
             call.cancel()
 
     def _after_status(self, error: grpc.RpcError) -> bool:
-        if self._ends_at is not None:
+        if self._ends_at is not None and self._still_ends():
             self._lost(self._received, self._range.end, f"the log now ends at {self._ends_at}")
             return True
         status, details = error.code(), (error.details() or "no details").splitlines()[0]
@@ -347,18 +375,28 @@ class RangeReader:
         self._retry(f"{address}: {status.name}, {details}")
         return False
 
+    def _still_ends(self) -> bool:
+        """Whether the log's end, once it was believed and the stream ended, has not gone on: what came of it meanwhile
+        was on its way, and is gone with the stream. Or it was received, and where the log ends now was seen once."""
+        if self._short is None or self._short[0] != self._received:
+            return False
+        bounds = self._bounds()
+        return bounds is not None and bounds[1] <= self._received
+
     def _after_error(self, code: int, message: str, address: str) -> bool:
         """Retries, skips what is lost, or raises; returns True when nothing is left to read."""
         if code == OFFSET_OUT_OF_RANGE:
             return self._out_of_range(message)
         if code in (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID):
             # An id that is another one is proof; a topic that isn't there may be a stale gateway.
-            if code == INCONSISTENT_TOPIC_ID or self._missing_for_long():
+            if code == INCONSISTENT_TOPIC_ID or self._missing_for_long(UNKNOWN_TOPIC_OR_PARTITION):
                 self._lost(self._received, self._range.end, f"the topic was deleted or made anew ({message})")
                 return True
             self._retry(f"{address}: {message or code}")
             return False
         if code in RETRIABLE_CODES:
+            # Who says so knows the topic, and a leader that comes after it is believed as little as the one before.
+            self._missing_since_s = None
             self._retry(f"{address}: Kafka error {code}, {message}")
             return False
         raise GatewayError(f"{self._where}: {address}: Kafka error {code}, {message}")
@@ -375,7 +413,7 @@ class RangeReader:
             self._received = end
             self._heard()
             return end >= self._range.end
-        if last < self._received and self._missing_for_long():
+        if last < self._received and self._missing_for_long(OFFSET_OUT_OF_RANGE):
             self._lost(self._received, self._range.end, f"the log now ends at {last}")
             return True
         self._retry(message or "offset out of range")
@@ -401,10 +439,10 @@ class RangeReader:
             return None
         return first.offset, last.offset
 
-    def _missing_for_long(self) -> bool:
+    def _missing_for_long(self, code: int) -> bool:
         now = time.monotonic()
-        if self._missing_since_s is None:
-            self._missing_since_s = now
+        if self._missing_since_s is None or self._missing_code != code:
+            self._missing_since_s, self._missing_code = now, code
         return (now - self._missing_since_s) * 1000 >= self._missing_grace_ms
 
     def _lost(self, start: int, end: int, reason: str) -> None:

@@ -67,6 +67,10 @@ CALL_TIMEOUT_MS = 10_000
 RETRY_BUDGET_MS = 15_000
 """Planner calls go on trying at least so long, whatever fetchOffset.numRetries says: a leader or a
 gateway that was killed is replaced within it."""
+BEHIND_GRACE_MS = 5_000
+"""How long a gateway whose metadata are older than those that were told before is not believed: one that has just
+come up may have them from a controller that is behind, and a topic that it doesn't show is not gone. Versions fall for
+good where a cluster is restored."""
 _BACKOFF_MAX_MS = 1_000
 
 # Kafka's error codes (org.apache.kafka.common.protocol.Errors).
@@ -321,6 +325,8 @@ class GatewayClient:
         """Gateways that the last Describe named: a fallback behind the configured ones, which are needed to begin."""
         self.described: Any = gateway_pb2.DescribeResponse()
         """The last answer of Describe."""
+        self._version = 0
+        """Of the metadata in it."""
 
     @classmethod
     def of(cls, options: SourceOptions) -> GatewayClient:
@@ -348,9 +354,22 @@ class GatewayClient:
             gateway: gateway_pb2_grpc.GatewayStub, metadata: Metadata
         ) -> tuple[gateway_pb2.DescribeResponse, str]:
             answer = gateway.Describe(request, timeout=CALL_TIMEOUT_MS / 1000, metadata=metadata)
-            return answer, retriable(item.error.code for item in answer.topics)
+            reason = retriable(item.error.code for item in answer.topics)
+            if 0 < answer.metadata_version < self._version and time.monotonic() < believed_s:
+                reason = (
+                    f"metadata of version {answer.metadata_version}, and {self._version} were told before"
+                )
+            return answer, reason
 
-        answer = self.described = self.call(call)
+        believed_s = time.monotonic() + BEHIND_GRACE_MS / 1000
+        try:
+            answer = self.described = self.call(call)
+        except UnknownCallError as error:
+            raise GatewayError(
+                f"{error}: this is the gRPC port of another role, or of another program; option gateway takes a "
+                "gateway's"
+            ) from None
+        self._version = answer.metadata_version
         self.learned = tuple(_address(item.host, item.port) for item in answer.gateways)
         found: dict[str, TopicInfo] = {}
         for item in answer.topics:
@@ -447,12 +466,16 @@ class GatewayClient:
         return BatchHead(base_offset, base_offset + last_delta + 1, epoch)
 
     def call(self, call: Callable[[gateway_pb2_grpc.GatewayStub, Metadata], tuple[_T, str]]) -> _T:
-        """Tries the gateways in turn. `call` returns its answer and why to ask again ("" for not at all)."""
+        """Tries the gateways in turn. `call` returns its answer and why to ask again ("" for not at all).
+
+        Raises UnknownCallError where one is too old for it and no other answers, GatewayError for the rest.
+        """
         deadline = time.monotonic() + self._retry_budget_ms / 1000
         backoff = Backoff(self._retry_interval_ms)
         attempt = 0
         while True:
-            reason = ""
+            reason = too_old = ""
+            is_known = False
             addresses = self.addresses + self.others()
             for _ in addresses:
                 address = addresses[self._at % len(addresses)]
@@ -461,14 +484,17 @@ class GatewayClient:
                     self._access.answered()
                     if not reason:
                         return answer
+                    is_known = True
                 except grpc.RpcError as error:
                     status = error.code()
                     reason = f"{address}: {status.name}, {_details(error)}"
                     if status is grpc.StatusCode.UNIMPLEMENTED:
-                        raise UnknownCallError(reason) from None
-                    if status not in RETRIABLE_STATUS and not self._access.may_ask_again(status):
+                        too_old = reason
+                    elif status not in RETRIABLE_STATUS and not self._access.may_ask_again(status):
                         raise GatewayError(reason) from None
                 self._at += 1
+            if too_old and not is_known:
+                raise UnknownCallError(too_old)
             if attempt >= self._retries_max and time.monotonic() >= deadline:
                 raise unreachable(addresses, reason, self._credentials_file)
             attempt += 1

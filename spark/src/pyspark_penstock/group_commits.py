@@ -1,8 +1,9 @@
 """Progress of a query, shown as a consumer group's: `commitGroupId`.
 
 Commits are made by a thread of their own, so that no micro-batch waits for one, and of several that wait the newest
-alone is made. What fails is told once in the driver's log: the checkpoint says where the query stands, whatever the
-group says. Offsets of a group without members expire, so an idle query commits anew once an hour.
+alone is made. What fails is told once in the driver's log and tried again a little later, for a query may be idle from
+then on: the checkpoint says where it stands, whatever the group says. Offsets of a group without members expire, so an
+idle query commits anew once an hour.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ Commit = Callable[[Offsets, str], list[str]]
 """Commits offsets with metadata; what went wrong, a line each. May raise PenstockError."""
 
 REPEAT_S = 3600.0
+RETRY_S = 10.0
+"""Behind one that failed."""
 LAST_WAIT_S = 10.0
 """How long the end of a query waits for its last commit."""
 
@@ -34,15 +37,16 @@ class GroupCommits:
         self._changed = threading.Condition()
         self._waiting: tuple[Offsets, str] | None = None
         self._is_busy = False
+        self._has_failed = False
         self._last: Offsets | None = None
         self._last_at_s = 0.0
         self._told: set[str] = set()
         self._thread: threading.Thread | None = None
 
     def offer(self, offsets: Offsets, metadata: str) -> None:
-        """These are done; nothing happens when they were offered within the last hour. Never waits."""
+        """These are done; nothing happens when they were committed within the last hour. Never waits."""
         now = self._clock_s()
-        if offsets == self._last and now - self._last_at_s < REPEAT_S:
+        if offsets == self._last and now - self._last_at_s < (RETRY_S if self._has_failed else REPEAT_S):
             return
         self._last, self._last_at_s = dict(offsets), now
         with self._changed:
@@ -75,5 +79,5 @@ class GroupCommits:
                     self._told.add(text)
                     _log.warning("commitGroupId: %s; the query goes on, its checkpoint is what counts", text)
             with self._changed:
-                self._is_busy = False
+                self._is_busy, self._has_failed = False, bool(problems)
                 self._changed.notify_all()

@@ -33,6 +33,10 @@ TopicOffsets = dict[str, dict[int, int]]
 EARLIEST = -2
 LATEST = -1
 
+_LONG_MAX = (1 << 63) - 1
+"""Of numbers that Spark or the gateway is told: both would end in an error of their own above it."""
+_LONG_DIGITS = 19
+
 FetchMode = Literal["auto", "gateway", "direct"]
 
 _T = TypeVar("_T")
@@ -369,7 +373,7 @@ class _Reader:
 
         return self._parse(name, default, parse, "true or false")
 
-    def number(self, name: str, default: int, *, least: int, most: int = (1 << 63) - 1) -> int:
+    def number(self, name: str, default: int, *, least: int, most: int = _LONG_MAX) -> int:
         value = self._parse(name, default, int, "a whole number")
         if not least <= value <= most:
             raise OptionError(f"option {name} must be between {least} and {most}, not {value}")
@@ -381,6 +385,8 @@ class _Reader:
         value = self._parse(name, 0, int, "a whole number")
         if value <= 0:
             raise OptionError(f"{name} must be positive, not {value}")
+        if value > _LONG_MAX:
+            raise OptionError(f"{name} must be {_LONG_MAX} at most, not {value}; leave it out for no bound")
         return value
 
 
@@ -393,6 +399,12 @@ def _gateways(given: Mapping[str, str]) -> tuple[str, ...]:
     if text is None or not text.strip(" ,"):
         raise OptionError(
             'option gateway must be given: the gRPC address of one or more gateways, as "host:port,host:port"'
+        )
+    if "@" in text:
+        # Not what was given: before it stands a name, and often a password.
+        raise OptionError(
+            "option gateway has somebody's name or password in it, which options show to everybody; give host:port "
+            "alone, and write who comes in into the file of option credentialsFile"
         )
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
@@ -444,11 +456,32 @@ def topic_pattern(text: str) -> re.Pattern[str]:
             warnings.simplefilter(
                 "error", FutureWarning
             )  # Java's && in a set, which Python takes by the letter
-            return re.compile(text)
+            found = re.compile(text)
     except (re.error, FutureWarning) as error:
         raise OptionError(
             f"subscribePattern {text!r} is no regular expression of Python's, in which topics are looked for: {error}"
         ) from None
+    if _has_nested_set(text):
+        raise OptionError(
+            f"subscribePattern {text!r} is read otherwise by Python, in which topics are looked for, than by Java: it "
+            "has a set in a set; write it as one, or [ as \\["
+        )
+    return found
+
+
+def _has_nested_set(text: str) -> bool:
+    """Java's union: Python takes the inner bracket by the letter, and warns of the first in a set alone."""
+    is_in_set = is_first = False
+    for piece in re.findall(r"\\.|\[\^?|.", text, re.DOTALL):
+        if not is_in_set:
+            is_in_set = is_first = piece[0] == "["
+            continue
+        if piece[0] == "[":
+            return True
+        if piece == "]" and not is_first:
+            is_in_set = False
+        is_first = False
+    return False
 
 
 def _is_index(value: object) -> bool:
@@ -477,7 +510,7 @@ def _topic_offsets(text: str, name: str, *, least: int) -> TopicOffsets:
                 not partition.isdecimal()
                 or isinstance(value, bool)
                 or not isinstance(value, int)
-                or value < least
+                or not least <= value <= _LONG_MAX
             ):
                 raise OptionError(
                     f"option {name}: topic {topic!r}, partition {partition!r}: bad value {value!r}"
@@ -490,9 +523,10 @@ def _bound(given: Mapping[str, str], prefix: str, default: Bound) -> Bound:
     """Precedence as in Kafka's connector: one timestamp, timestamps by partition, offsets."""
     name = f"{prefix}Timestamp"
     if (text := given.get(name.lower())) is not None:
-        if not text.strip().isdecimal():
+        digits = text.strip()
+        if not digits.isdecimal() or len(digits) > _LONG_DIGITS or int(digits) > _LONG_MAX:
             raise OptionError(f"option {name} must be a time in ms since 1970, not {text!r}")
-        return Bound("timestamp", timestamp_ms=int(text))
+        return Bound("timestamp", timestamp_ms=int(digits))
     name = f"{prefix}OffsetsByTimestamp"
     if (text := given.get(name.lower())) is not None:
         return Bound("timestamps", _topic_offsets(text.strip(), name, least=0))

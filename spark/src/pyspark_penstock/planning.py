@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,11 @@ Partition = tuple[str, int]
 Offsets = dict[Partition, int]
 
 _log = logging.getLogger("pyspark_penstock")
+
+REGRESSION_GRACE_MS = 5_000
+"""How long a log may end below an offset that is asked for: a new leader learns its high watermark only some moments
+later, and what another one has told a moment before is no loss."""
+_REGRESSION_POLL_MS = 100
 
 
 def keys_of(topics: dict[str, TopicInfo]) -> list[Partition]:
@@ -43,6 +49,18 @@ def checked(query: Query, answer: OffsetAnswer) -> int:
 def ends(client: GatewayClient, keys: Sequence[Partition], which: int) -> Offsets:
     """Earliest (-2) or latest (-1) offsets."""
     return ask(client, [Query(topic, part, which) for topic, part in keys])
+
+
+def settled_ends(client: GatewayClient, wanted: Offsets) -> Offsets:
+    """Latest offsets; those below what is wanted are looked at again for a while."""
+    found = ends(client, list(wanted), LATEST)
+    deadline_s = time.monotonic() + REGRESSION_GRACE_MS / 1000
+    while True:
+        short = [key for key, offset in wanted.items() if found[key] < offset]
+        if not short or time.monotonic() >= deadline_s:
+            return found
+        time.sleep(_REGRESSION_POLL_MS / 1000)
+        found |= ends(client, short, LATEST)
 
 
 def resolve(
@@ -113,7 +131,8 @@ def batch_ranges(
     )
     stops = resolve(client, options.ending, keys, name="ending", latest_when_no_match=True)
     # Asked last, so that "latest" can't lie beyond what they say.
-    first, last = ends(client, keys, EARLIEST), ends(client, keys, LATEST)
+    first = ends(client, keys, EARLIEST)
+    last = settled_ends(client, {key: max(starts[key], stops[key]) for key in keys})
     ranges = []
     for topic, part in keys:
         key = (topic, part)
@@ -149,13 +168,13 @@ def tiled(client: GatewayClient, options: SourceOptions, ranges: Sequence[Offset
 
 
 def cap_bytes(
-    client: GatewayClient, options: SourceOptions, ranges: Sequence[OffsetRange]
+    client: GatewayClient, options: SourceOptions, ranges: Sequence[OffsetRange], turn: int
 ) -> Sequence[OffsetRange]:
-    """How far a micro-batch goes of what it might read, by maxBytesPerTrigger."""
+    """How far a micro-batch goes of what it might read, by maxBytesPerTrigger. `turn` is another one each time: offsets
+    would do as little as they do where all batches have as many records."""
     waiting = [item for item in ranges if item.size > 0]
     if options.bytes_per_trigger_max is None or not waiting:
         return ranges
-    turn = sum(item.start for item in waiting)
     capped_ones = capped(partial(size_ranges, client), waiting, options.bytes_per_trigger_max, turn)
     if capped_ones is None:
         _tell_no_sizes("maxBytesPerTrigger")

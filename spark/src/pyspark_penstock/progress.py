@@ -83,7 +83,14 @@ class Progress:
         if self.start is None:
             return []
         return [
-            OffsetRange(topic, part, self.start.get((topic, part), end), end, self.ids[topic])
+            OffsetRange(
+                topic,
+                part,
+                self.start.get((topic, part), end),
+                end,
+                self.ids[topic],
+                self.epochs.get((topic, part), -1),
+            )
             for (topic, part), end in self.to.items()
         ]
 

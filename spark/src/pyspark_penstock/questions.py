@@ -105,7 +105,10 @@ def group_offsets(client: GatewayClient, group: str, topics: Sequence[str]) -> d
         answer = gateway.GroupOffsets(request, timeout=_TIMEOUT_S, metadata=metadata)
         return answer, retriable([answer.error.code], COORDINATOR_CODES)
 
-    answer = client.call(call)
+    try:
+        answer = client.call(call)
+    except UnknownCallError as error:
+        raise GatewayError(_too_old(f"offsets of group {group} can't be asked", error)) from None
     if answer.error.code:
         raise GatewayError(answer.error.message or f"group {group}: Kafka error {answer.error.code}")
     for item in answer.offsets:
@@ -134,7 +137,14 @@ def commit_group(
         answer = gateway.CommitGroup(request, timeout=_TIMEOUT_S, metadata=metadata)
         return answer, retriable([answer.error.code], COORDINATOR_CODES)
 
-    answer = client.call(call)
+    try:
+        answer = client.call(call)
+    except UnknownCallError as error:
+        raise GatewayError(_too_old(f"group {group} can't be told", error)) from None
     if answer.error.code:
         return [answer.error.message or f"group {group}: Kafka error {answer.error.code}"]
     return [item.message or f"group {group}: Kafka error {item.code}" for item in answer.errors if item.code]
+
+
+def _too_old(what: str, error: UnknownCallError) -> str:
+    return f"{what}, for the gateways that answer are of an older build ({error}); upgrade them"

@@ -38,7 +38,17 @@ from pyspark_penstock.gateway import (
 from pyspark_penstock.group_commits import GroupCommits
 from pyspark_penstock.options import EARLIEST, LATEST, SourceOptions
 from pyspark_penstock.parts import restore
-from pyspark_penstock.planning import Offsets, Partition, cap_bytes, checked, ends, keys_of, resolve, tiled
+from pyspark_penstock.planning import (
+    Offsets,
+    Partition,
+    cap_bytes,
+    checked,
+    ends,
+    keys_of,
+    resolve,
+    settled_ends,
+    tiled,
+)
 from pyspark_penstock.progress import Observed, Progress, advance, gone, unknown
 from pyspark_penstock.questions import commit_group, epoch_ends
 from pyspark_penstock.reader import RangePartition, range_partitions, read_partition
@@ -80,6 +90,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics_at_s = float("-inf")
         self._frozen: Looked | None = None
         """With Trigger.AvailableNow: the latest offsets when the query started."""
+        self._frozen_topics: dict[str, TopicInfo] | None = None
+        """With it: the topics then."""
         self._settled: dict[Partition, tuple[int, int]] = {}
         """By partition: the leader epoch and the offsets for which it is known that nothing below was cut."""
         self._last_due_s = float("-inf")
@@ -87,12 +99,16 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported: dict[str, Any] | None = None
         self._planned: dict[str, Any] | None = None
         """The last end offset of this reader: what it plans then was looked at a moment before."""
+        self._turn = 0
+        """Counts plans by bytes: whose turn it is where there is room for one batch."""
         self._losses: set[str] = set()
         """What was already said of data lost: a query that goes on would say it at every look."""
         self._given_up: set[Partition] = set()
-        """Partitions that ended below their position for long enough."""
+        """Partitions that ended below their position for long enough, and still do."""
         self._gateway: GatewayClient | None = None
         self._commits: GroupCommits | None = None
+        self._committing: GatewayClient | None = None
+        """A client of its own for these, for it is used beside this one's."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Executors need the schema and the options; the rest is the planner's."""
@@ -103,7 +119,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts. The answer is kept: Spark asks again before every first batch."""
         if self._initial is None:
-            topics = self._topics_or_what_is_left(TOPICS_AGE_MAX_MS)
+            topics = self._not_after_the_freeze(self._topics_or_what_is_left(TOPICS_AGE_MAX_MS))
             offsets = resolve(
                 self._client(),
                 self._options.starting,
@@ -144,9 +160,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _within_bytes(self, following: Progress) -> Progress:
         """maxBytesPerTrigger: never more than that, but for one batch. Goes with maxOffsetsPerTrigger."""
+        self._turn += 1
         ends_now = {
             (item.topic, item.partition): item.end
-            for item in cap_bytes(self._client(), self._options, following.ranges())
+            for item in cap_bytes(self._client(), self._options, following.ranges(), self._turn)
         }
         return replace(following, to=following.to | ends_now)
 
@@ -157,7 +174,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freezes topics and their ends: the query stops there, however much is produced meanwhile."""
         for _ in range(_LOOKS_MAX):
-            topics = self._topics_or_what_is_left(0)
+            topics = self._frozen_topics = self._topics_or_what_is_left(0)
             self._frozen = self._look(keys_of(topics), {}, 0)
             if not self._frozen.gone:
                 return
@@ -198,10 +215,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks for the next offset when everything up to this one is processed, and in its commit log."""
         if not self._options.commit_group or current.start is None:
             return
-        if self._commits is None:
-            # A client of its own, for it is used beside this one's.
-            client = GatewayClient.of(replace(self._options, remarks=()))
-            self._commits = GroupCommits(partial(commit_group, client, self._options.commit_group))
+        if self._commits is None or self._committing is None:
+            self._committing = GatewayClient.of(replace(self._options, remarks=()))
+            self._commits = GroupCommits(partial(commit_group, self._committing, self._options.commit_group))
+        self._committing.learned = self._client().learned  # nobody else tells it
         self._commits.offer(current.to, f"spark {current.query or '-'} {current.batch}")
 
     def _named(self, current: Progress, following: Progress) -> Progress:
@@ -253,9 +270,25 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise error from None
             return topics
 
+    @property
+    def _looked_at(self) -> dict[str, TopicInfo]:
+        """The topics that offsets are of."""
+        return self._topics if self._frozen_topics is None else self._frozen_topics
+
+    def _not_after_the_freeze(self, topics: dict[str, TopicInfo]) -> dict[str, TopicInfo]:
+        """A topic or partition that came behind it is the next run's, and one that went has no start."""
+        frozen = self._frozen_topics
+        if frozen is None:
+            return topics
+        return {
+            name: frozen[name]
+            for name, topic in topics.items()
+            if name in frozen and frozen[name].topic_id == topic.topic_id
+        }
+
     def _observe(self, current: Progress) -> Observed:
         if self._frozen is not None:
-            topics, looked = self._topics, self._frozen
+            topics, looked = self._looked_at, self._frozen
         else:
             topics = self._known_topics()
             keys = keys_of(topics)
@@ -271,11 +304,12 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for key in set(new) - set(earliest):
             del latest[key]
         known = [key for key in latest if key not in earliest]
+        self._given_up.difference_update([key for key in known if latest[key] >= current.to[key]])
         first = self._there([key for key in known if latest[key] != current.to[key]], EARLIEST)
         cuts = self._cuts(current, known, Looked(latest, looked.epochs))
         seen = Observed(ids, latest, earliest, first, looked.epochs, cuts)
         if any(latest[key] < current.to[key] for key in known if key not in cuts):
-            seen = replace(seen, latest=self._after_regression(current, seen))
+            seen = self._after_regression(current, seen)
         return seen
 
     def _look(self, keys: list[Partition], known: Offsets, wait_ms: int) -> Looked:
@@ -298,7 +332,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_gone(self, topic: str, answer: OffsetAnswer) -> bool:
         """Deleted, or made anew, since the topics were listed."""
-        other = bool(answer.topic_id) and answer.topic_id != self._topics[topic].topic_id
+        other = bool(answer.topic_id) and answer.topic_id != self._looked_at[topic].topic_id
         if answer.code == UNKNOWN_TOPIC_OR_PARTITION or other:
             self._topics_at_s = float("-inf")
             return True
@@ -333,7 +367,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self._settled[key] = suspects[key]
                 continue
             # A gateway of before does not tell: the batches do.
-            first_batch = partial(self._client().first_batch, self._topics[key[0]], key[1])
+            first_batch = partial(self._client().first_batch, self._looked_at[key[0]], key[1])
             end, position, epoch = looked.latest[key], current.to[key], current.epochs[key]
             cut = find_cut(first_batch, start, end, position, epoch)
             if cut is None:
@@ -342,10 +376,10 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 cuts[key] = cut
         return cuts
 
-    def _after_regression(self, current: Progress, seen: Observed) -> Offsets:
+    def _after_regression(self, current: Progress, seen: Observed) -> Observed:
         """Looks again for a while at partitions that end below where they were read to."""
         deadline = time.monotonic() + REGRESSION_GRACE_MS / 1000
-        latest = dict(seen.latest)
+        latest, epochs = dict(seen.latest), dict(seen.epochs)
         while True:
             short = [
                 key
@@ -354,12 +388,14 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
             if self._given_up.issuperset(short) or time.monotonic() >= deadline:
                 self._given_up.update(short)
-                return latest
+                return replace(seen, latest=latest, epochs=epochs)
             time.sleep(_REGRESSION_POLL_MS / 1000)
-            now = self._there(short, LATEST)
+            again = self._look(short, {}, 0)
+            now = again.latest
             # With AvailableNow nothing beyond the frozen end is taken; being back is enough.
             caps = {key: current.to[key] for key in short} if self._frozen is not None else now
             latest |= {key: min(offset, caps[key]) for key, offset in now.items()}
+            epochs |= again.epochs  # another leader may tell now, and what it has written is of its epoch
 
     def _is_due(self, news: int, limit: ReadLimit) -> bool:
         """minOffsetsPerTrigger: wait for more, but not longer than maxTriggerDelay, and not at the end.
@@ -379,7 +415,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Offsets given by number must exist; with failOnDataLoss=false the nearest that does is taken."""
         if self._options.starting.kind not in ("offsets", "group"):
             return offsets
-        first, last = (ends(self._client(), list(offsets), which) for which in (EARLIEST, LATEST))
+        first, last = ends(self._client(), list(offsets), EARLIEST), settled_ends(self._client(), offsets)
         for key, offset in offsets.items():
             if not first[key] <= offset <= last[key]:
                 self._lost([f"{key[0]}-{key[1]}: start {offset} is outside {first[key]}..{last[key]}"])

@@ -21,6 +21,8 @@ class OffsetRange:
     start: int
     end: int
     topic_id: bytes = b""
+    epoch: int = -1
+    """Leader epoch in which `end` was told: nothing below it was written in a later one. -1: not known."""
 
     @property
     def size(self) -> int:

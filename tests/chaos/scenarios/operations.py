@@ -2,6 +2,9 @@
 
 Four nodes, the fourth is empty: what moves goes there. A second topic is there for its weight, so that there is time
 for harm. A rolling restart moves nothing: its source is the node that comes next, its target the one at hand.
+
+A node that is removed or replaced ends by itself, also when it was dead meanwhile, and is refused when it is started
+again.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ SOURCE, TARGET = "node-2", "node-4"
 SOURCE_ID, TARGET_ID = 2, 4
 ROLLING = "rolling-restart"
 REBALANCE = "rebalance"
+NODES = 4
 RAISED = 4
 """Replicas of each partition afterwards."""
 
@@ -46,6 +50,8 @@ class Change:
     """Whom the copies are made from, or whom they leave."""
     holds: Callable[[dict[tuple[str, int], list[int]]], bool]
     """Asked of the replicas of each partition."""
+    removes: bool = False
+    """The source, at its end."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,21 @@ def _is_even(placed: dict[tuple[str, int], list[int]]) -> bool:
     return len(held) == RAISED and max(held.values()) - min(held.values()) <= 1
 
 
+def _has_share(placed: dict[tuple[str, int], list[int]]) -> bool:
+    """The empty node has as much of each topic as the others."""
+    for topic in {topic for topic, _ in placed}:
+        held = Counter(node for (name, _), nodes in placed.items() if name == topic for node in nodes)
+        if held[TARGET_ID] < sum(held.values()) // NODES:
+            return False
+    return True
+
+
+def _is_replaced(placed: dict[tuple[str, int], list[int]]) -> bool:
+    """Topics of a run have the same assignment, and the new node is where the old one was."""
+    wanted = [[TARGET_ID if n == SOURCE_ID else n for n in replicas] for replicas in ASSIGNMENT]
+    return all(sorted(nodes) == sorted(wanted[number]) for (_, number), nodes in placed.items())
+
+
 def _is_raised(placed: dict[tuple[str, int], list[int]]) -> bool:
     return all(len(nodes) == RAISED for nodes in placed.values())
 
@@ -75,6 +96,15 @@ def _is_raised(placed: dict[tuple[str, int], list[int]]) -> bool:
 BOTH = f"{TOPIC},{BALLAST}"
 CHANGES = (
     Change("drain", ("node", "drain", str(SOURCE_ID)), SOURCE, _is_drained),
+    Change("node-add", ("node", "add", str(TARGET_ID)), "node-1", _has_share),
+    Change(
+        "node-replace",
+        ("node", "replace", str(SOURCE_ID), "--with", str(TARGET_ID)),
+        SOURCE,
+        _is_replaced,
+        removes=True,
+    ),
+    Change("node-remove", ("node", "remove", str(SOURCE_ID)), SOURCE, _is_drained, removes=True),
     Change(REBALANCE, ("cluster", REBALANCE, "--topic", TOPIC, "--topic", BALLAST), "node-1", _is_even),
     Change(
         "replication-factor", ("topic", "set-replication-factor", BOTH, str(RAISED)), "node-1", _is_raised
@@ -93,20 +123,23 @@ def _register(change: Change, victim: str) -> None:
     @scenario(
         f"{change.name}-{victim}-kill",
         f"kill -9 of {VICTIMS[victim]} while `{' '.join(change.words[:2])}` is under way",
-        Needs(nodes=4),
+        Needs(nodes=NODES),
     )
     def inject(run: Run) -> None:
         _add_ballast(run)
         commands = Commands(run.cluster)
         words = (*change.words, "--throttle", str(_rate(run, commands, change.words)))
         by_name = {"source": change.source, "target": TARGET}
-        hurt = _put_on_record_and_hurt(run, commands, words, victim, by_name)
+        going = change.source if change.removes else ""
+        hurt = _put_on_record_and_hurt(run, commands, words, victim, by_name, going=going)
         if change.name == REBALANCE and victim == "target" and hurt.ended["progress"]["moves_skipped"]:
             # A rebalance does without a node that stays away, and says so. On a busy machine it is away for so long.
             assert hurt.away_s * 1000 >= LIMITS.skip_after_ms, f"given up too early: {hurt}"
             run.note(f"{TARGET} was away for {hurt.away_s:.0f} s: the rebalance goes on with another one")
             with Operation.begun(commands, run.cluster.directory / "again.txt", *words) as again:
                 again.wait_until_done()
+        if change.removes:
+            _check_removed(run, commands, change.source)
         _check(run, commands, change)
 
 
@@ -136,7 +169,9 @@ def _put_on_record_and_hurt(
     victim: str,
     by_name: dict[str, str],
     restarter: Restarter | None = None,
+    going: str = "",
 ) -> Hurt:
+    """`going`: who is removed at the end, and may be so before it is ready again."""
     cluster = run.cluster
     alone: AbstractContextManager[object] = restarter.lock if restarter is not None else nullcontext()
     with ExitStack() as stack:
@@ -163,7 +198,8 @@ def _put_on_record_and_hurt(
         if name:
             with alone:
                 cluster.start(name, ready=False)
-            cluster.wait_ready(name)
+            if name != going:
+                cluster.wait_ready(name)
         assert run.fault_s is not None
         away_s = time.monotonic() - run.fault_s
         resume = restarter.words if restarter is not None else []
@@ -174,6 +210,20 @@ def _put_on_record_and_hurt(
             status = operation.command_status()
             assert status == 0, f"the command ended with {status}: {operation.last_words()}"
     return Hurt(name, away_s, ended)
+
+
+def _check_removed(run: Run, commands: Commands, name: str) -> None:
+    """Its process has ended, nobody knows it any more, and its directory is refused."""
+    cluster = run.cluster
+    node_id = cluster.state.member(name).id
+    known = commands.told("node", "list")
+    assert known is not None, "nobody tells which nodes there are"
+    assert node_id not in [node["node_id"] for node in known], known
+    cluster.let_go(name)
+    cluster.names.append(name)
+    cluster.start(name, ready=False)
+    told = cluster.let_go(name)
+    assert "retired" in told, f"{name} was started again and does not say that it was retired: {told}"
 
 
 def _add_ballast(run: Run) -> None:

@@ -199,3 +199,17 @@ def test_a_local_cluster_whose_gateways_are_dead_is_not_asked_but_named(
 def test_the_clusters_id_is_compared_as_kafka_clients_are_told_it() -> None:
     with serving(Gateway()) as address:
         assert gateways.cluster_id_at(address) == cluster_id_text(CLUSTER_ID)
+
+
+def test_a_balancer_that_chose_a_gateway_which_has_just_gone_is_asked_again() -> None:
+    class JustGone(Gateway):
+        asked = 0
+
+        def Describe(self, request: Any, context: Any) -> Any:  # noqa: N802 - the API's names
+            self.asked += 1
+            if self.asked < 3:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "no server is there")
+            return super().Describe(request, context)
+
+    with serving(JustGone()) as address:
+        assert gateways.cluster_id_at(address) == cluster_id_text(CLUSTER_ID)

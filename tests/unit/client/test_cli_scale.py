@@ -8,16 +8,21 @@ import random
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from penstock.cli.main import run
+from penstock.cli.planned import How
 from penstock.cli.scale_choice import Candidate, choices, domains, highest, parse_target
+from penstock.cli.scale_nodes import removed_nodes, scale_nodes
+from penstock.cli.scale_state import Ended, Scaling
 from penstock.cli.via.compose import ComposeWay
+from penstock.cli.via.scaling import LocalScaler
 from penstock.cli.via.ways import ProcessName
 from penstock.errors import CommandError, ExitCode
-from penstock_proto.v1 import metadata_pb2
+from penstock_proto.v1 import metadata_pb2, operations_pb2
 from unit.client.admin_gateway import Admin, serving
 
 SEED = random.SystemRandom().randrange(2**32)
@@ -114,6 +119,46 @@ def test_choices_of_any_cluster() -> None:
         assert len(after) == min(len(before), len(nodes) - count), SEED
 
 
+def test_a_local_node_that_the_cluster_does_not_know_is_no_spare_while_it_may_have_data(
+    tmp_path: Path,
+) -> None:
+    """As after `cluster import`: whoever is stopped as a spare loses its directory."""
+    scaler: Any = LocalScaler(tmp_path)
+    members = [SimpleNamespace(id=n, name=f"node-{n}") for n in range(1, 6)]
+    scaler._cluster = SimpleNamespace(directory=tmp_path, state=SimpleNamespace(of_role=lambda _: members))
+    for number in (1, 2, 3, 4):
+        data = tmp_path / f"node-{number}" / "data"
+        data.mkdir(parents=True)
+        data.joinpath("meta.properties").write_text(f"version=1\ndirectory.id=x\nnode.id={number}\n")
+    tmp_path.joinpath("node-3", "data", "retired").write_text("operation=7\n")
+
+    def spares(known: list[int], *removed: int) -> list[str]:
+        return [process.name for process in scaler.spares(known, lambda: removed)]
+
+    assert spares([1, 2, 3, 4, 5]) == []
+    assert spares([1, 2]) == ["node-3", "node-5"], "one says that it was retired, the other never had an id"
+    assert spares([1, 2], 4) == ["node-3", "node-4", "node-5"], "a dead one could not be told"
+    assert spares([]) == ["node-3", "node-5"]
+
+
+def test_who_was_removed_is_told_by_operations() -> None:
+    def done(kind: str, state: metadata_pb2.OperationState.ValueType, **parameters: Any) -> SimpleNamespace:
+        given = metadata_pb2.OperationParameters(**parameters)
+        return SimpleNamespace(record=metadata_pb2.OperationRecord(kind=kind, state=state, parameters=given))
+
+    good, failed = metadata_pb2.OPERATION_STATE_DONE, metadata_pb2.OPERATION_STATE_FAILED
+    admin: Any = SimpleNamespace(
+        operations=lambda ended: [
+            done("node-remove", good, node_ids=[4, 5]),
+            done("node-remove", failed, node_ids=[6]),
+            done("node-replace", good, node_ids=[7], replacement_node_id=8),
+            done("node-replace", good, node_ids=[9]),
+            done("node-drain", good, node_ids=[1]),
+        ]
+    )
+    assert removed_nodes(admin) == {4, 5, 7}
+
+
 def test_numbers_that_are_identities_go_from_above() -> None:
     nodes = [Candidate(n, size_bytes=10 - n) for n in (3, 1, 2)]
     assert highest(nodes, 2) == [2, 3]
@@ -162,6 +207,85 @@ def test_what_to_type_for_fewer_nodes_with_the_plan(capsys: pytest.CaptureFixtur
     (plan,) = told["plans"]
     assert (plan["kind"], plan["parameters"]["node_ids"]) == ("node-remove", [2, 3])
     assert told["removed_nodes"] == told["operations"] == []
+
+
+class Started:
+    """Five storage nodes, of which 4 and 5 hold nothing yet: a command was killed between starting and filling them."""
+
+    def __init__(self, *, busy: bool = False, moves: int = 3, replicas: int = 6, gate: str = "") -> None:
+        self.begun: list[list[int]] = []
+        self._gate = gate
+        self._busy = busy
+        self._moves = moves
+        self._replicas = replicas
+
+    def nodes(self) -> list[operations_pb2.NodeCondition]:
+        return [
+            operations_pb2.NodeCondition(
+                node_id=n, condition="ok", replicas=self._replicas if n < 4 else 0, log_bytes=9
+            )
+            for n in range(1, 6)
+        ]
+
+    def operations(self, *, ended: bool) -> list[operations_pb2.Operation]:
+        record = metadata_pb2.OperationRecord(operation_id=7, kind="node-add")
+        record.parameters.node_ids.extend((4, 5))
+        return [operations_pb2.Operation(record=record)] if self._busy and not ended else []
+
+    def plan(self, request: operations_pb2.PlanRequest) -> operations_pb2.Plan:
+        plan = operations_pb2.Plan(kind=request.kind, parameters=request.parameters, runnable=True)
+        for n in range(self._moves):
+            plan.moves.add(topic="t", partition=n, to=[4])
+        if self._gate:
+            plan.runnable = False
+            plan.gates.add(name=self._gate, blocking=True, detail="closed")
+        return plan
+
+    def start(self, request: operations_pb2.StartOperationRequest) -> operations_pb2.StartOperationResponse:
+        assert request.request.kind == "node-add"
+        self.begun.append(list(request.request.parameters.node_ids))
+        record = metadata_pb2.OperationRecord(operation_id=9, kind="node-add")
+        return operations_pb2.StartOperationResponse(operation=operations_pb2.Operation(record=record))
+
+
+def scaled(admin: Started, count: int = 5, *, dry_run: bool = False) -> Scaling:
+    scaler = SimpleNamespace(
+        via="local",
+        is_numbered=False,
+        spares=lambda _ids, _removed: [],
+        command=lambda *_: "",
+        running=lambda _: 5,
+    )
+    scaling = Scaling("storage-node", count, "local")
+    where: Any = None
+    how = How(where, dry_run, True, None, (), "", None, False, True)
+    scale_nodes(admin, scaler, how, scaling)  # type: ignore[arg-type]
+    return scaling
+
+
+def test_given_once_more_it_gives_nodes_their_share_that_were_started_already() -> None:
+    admin = Started()
+    told = scaled(admin, dry_run=True)
+    assert (admin.begun, len(told.plans)) == ([], 1)
+    told = scaled(admin)
+    assert admin.begun == [[4, 5]]
+    assert [each["operation_id"] for each in told.operations] == [9]
+
+
+def test_a_dry_run_says_so_where_a_gate_keeps_them_from_their_share() -> None:
+    admin = Started(gate="health")
+    with pytest.raises(Ended) as ended:
+        scaled(admin, dry_run=True)
+    assert ended.value.error.exit_code == ExitCode.REFUSED
+    assert "health" in ended.value.error.message
+    assert admin.begun == []
+
+
+@pytest.mark.parametrize("why_not", [{"busy": True}, {"moves": 0}, {"replicas": 0}])
+def test_nodes_that_get_their_share_or_have_none_to_get_are_left_alone(why_not: dict[str, Any]) -> None:
+    admin = Started(**why_not)
+    told = scaled(admin)
+    assert (admin.begun, told.plans) == ([], [])
 
 
 def test_what_to_type_for_gateways(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from penstock.cli import spark_run
+from penstock.cli.local_gateways import LocalGateways
 from penstock.cli.main import run
+from penstock.connector import load
 
 QUERY = "57a06024-6a69-46ac-a419-2dd581c19d59"
 PENSTOCK = {"v": 1, "from": {"a": {"0": 1}}, "to": {"a": {"0": 5, "1": 7}}, "ids": {"a": "ab" * 16}}
@@ -94,7 +96,23 @@ def test_a_form_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["archive", "--topic", "t", "--to", "d", "--credentials-file", "/none"], "/none"),
         (
             ["archive", "--topic", "t", "--to", "d", "--format", "iceberg"],
-            "--format iceberg is not built yet",
+            "--format iceberg takes --table and --catalog",
+        ),
+        (
+            ["archive", "--topic", "t", "--to", "d", "--format", "iceberg", "--table", "n.t"],
+            "--format iceberg takes --table and --catalog",
+        ),
+        (
+            ["archive", "--topic", "t", "--to", "d", "--table", "n.t"],
+            "--table and --catalog go with --format iceberg",
+        ),
+        (["archive", "--topic", "t", "--to", "d", "--catalog", "/none"], "/none"),
+        (
+            [
+                *("archive", "--topic", "t", "--to", "d", "--format", "iceberg"),
+                *("--table", "n.t", "--catalog", __file__, "--compact"),
+            ],
+            "--compact does not go with --format iceberg",
         ),
         (["frob"], "frob"),
     ],
@@ -211,7 +229,55 @@ def test_what_a_job_is_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (job.wanted["gateway"], job.wanted["compacted"]) == ("a:1,b:2", None)
 
 
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [([], "localhost:9001,localhost:9002"), (["--gateway", "localhost:9001"], "localhost:9001")],
+)
+def test_in_the_directory_of_a_secure_cluster_jobs_come_in_as_its_admin(
+    words: list[str], asked: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "admin.properties"
+    file.write_text("security.protocol=PLAINTEXT\n")
+    file.chmod(0o600)
+    told: list[Any] = []
+
+    def own(directory: Path, addresses: str) -> Any:
+        assert directory == tmp_path
+        return load(file) if addresses == asked else None
+
+    monkeypatch.setattr(
+        spark_run, "local_gateways", lambda *_: LocalGateways(["localhost:9001", "localhost:9002"], "")
+    )
+    monkeypatch.setattr(spark_run, "own_connector", own)
+    job = fake(monkeypatch, RESULT)
+
+    def find(*given: Any) -> str:
+        told.append(given)
+        return "localhost:9002"
+
+    monkeypatch.setattr(spark_run, "find_gateway", find)
+    assert run(["spark", "run", "audit", "--topic", "t", "--dir", str(tmp_path), *words]) == 0
+    assert job.wanted["credentials_file"] == str(file)
+    assert told[0][3].file.path == str(file)
+
+
 COMMON = {"gateway": "127.0.0.1:9094", "credentials_file": ""}
+
+
+def test_an_archive_that_is_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lake.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    answer = RESULT | {"iceberg": {"table": "lake.t", "location": "file:///t", "snapshots_added": 3}}
+    job = fake(monkeypatch, answer)
+    words = ["archive", "--topic", "t", "--to", "d", "--format", "iceberg", "--table", "lake.t"]
+    assert run(["spark", "run", *words, "--catalog", "lake.toml"]) == 0
+    assert job.wanted == COMMON | {
+        "topic": "t", "to": "d", "by": "date", "compact": False, "isolation": "read_uncommitted", "format": "iceberg",
+        "table": "lake.t", "catalog": str(tmp_path / "lake.toml"),
+    }  # fmt: skip
+    assert "lake.t, 3 snapshots added" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,10 @@ def test_a_fault_of_ours_is_one_line_too(
         ("2013-01-01", ("time", 1356998400000)),
         ("2013-01-01T05:00:00Z", ("time", 1357016400000)),
         ("2013-01-01T05:00:00+01:00", ("time", 1357012800000)),
+        # A broker takes -1 for the end, and -2 for the beginning.
+        ("1969-12-31T23:59:59.999Z", ("time", 0)),
+        ("1812-06-24", ("time", 0)),
+        ("@99999999999999999999", ("time", 2**63 - 1)),
     ],
 )
 def test_where_to_start(word: str, where: tuple[str, int]) -> None:

@@ -25,6 +25,7 @@ from penstock_core.security.client_file import KEYS
 from penstock_gateway.settings import GatewaySettings
 from penstock_runtime.listener_settings import ListenerSettings
 from penstock_storage_node.settings import StorageNodeSettings
+from pyspark_penstock.jobs import archive_iceberg
 from unit.docs.repository import DOCS, ROOT, TESTS, headings, module_exists, pages, texts
 
 PAGES = [page for page in pages() if page.name != "CHANGELOG.md"]
@@ -66,8 +67,10 @@ OTHERS = frozenset(
     [
         "admin.properties",
         "ca.pem",
+        "commit.manifest-merge.enabled",
         "events.log",
         "flexibleVersions",
+        "gc.enabled",
         "kafka.bootstrap.servers",
         "kafka.compression.type",
         "kafka.group.id",
@@ -84,7 +87,13 @@ OTHERS = frozenset(
         "validVersions",
     ]
 )
-"""Files, entry points, programs, options, fields and brokers' configs that are no names of ours."""
+"""Files, entry points, programs, options, fields, and configs of brokers and of Iceberg that are no names of ours."""
+TABLE_PROPERTIES = frozenset(
+    value
+    for value in vars(archive_iceberg).values()
+    if isinstance(value, str) and value.startswith("penstock.")
+)
+"""What an archive's table says of itself."""
 FIXTURES = frozenset({"penstock_broker", "penstock_cluster"})
 
 
@@ -163,7 +172,7 @@ def test_modules_and_what_is_in_them(page: Path) -> None:
         match
         for word in words(page)
         for match in re.findall(r"^(?:penstock\w*|pyspark_penstock)(?:\.\w+)+$", word)
-        if match not in CONFIGS | OTHERS and match.partition(".")[0] not in FIXTURES
+        if match not in CONFIGS | OTHERS | TABLE_PROPERTIES and match.partition(".")[0] not in FIXTURES
     }
     assert [name for name in sorted(named) if not resolves(name)] == []
 
@@ -329,7 +338,7 @@ def test_what_a_command_line_gets_wrong_is_seen() -> None:
 
 @each_page
 def test_configs_failpoints_and_fuzz_targets(page: Path) -> None:
-    known = CONFIGS | KEYS | CLIENT_CONFIGS | OTHERS | FAILPOINTS.keys() | TARGETS.keys()
+    known = CONFIGS | KEYS | CLIENT_CONFIGS | OTHERS | TABLE_PROPERTIES | FAILPOINTS.keys() | TARGETS.keys()
     missing = []
     for word in words(page):
         name = word.partition("=")[0]

@@ -53,6 +53,22 @@ class Follower:
         return self.authorizer.authorize(who, *READ, name)
 
 
+@pytest.mark.parametrize("written", ["2001:db8::a:1", "2001:db8:0:0:0:0:a:1"])
+def test_an_entry_for_an_address_of_ipv6_counts_as_we_write_it_and_as_kafka_does(written: str) -> None:
+    there = client_identity(user("alice"), "2001:db8::a:1")
+    elsewhere = client_identity(user("alice"), "2001:db8::a:2")
+    one = Follower()
+    one.apply(added(entry(1), entry(2, host=written)))
+    assert one.may("t-2", there)
+    assert not one.may("t-2", elsewhere)
+    denial = acl(*READ, "t-1", principal="User:alice", host=written, deny=True)
+    one.apply(added(denial))
+    assert not one.may("t-1", there)
+    assert one.may("t-1", elsewhere)
+    one.apply(removed(denial))
+    assert one.may("t-1", there)
+
+
 def test_before_the_first_metadata_only_super_users_may() -> None:
     one = Follower(super_users=[user("root")], allow_everyone=True)
     assert not one.may("t")

@@ -291,8 +291,8 @@ class RelayRig:
         await self.channels.close()
         assert not self.lifecycle.failed.is_set()
 
-    def client(self, is_there: Callable[[], bool] = lambda: True) -> ClientRelay:
-        return self.relay.open(ClientInfo(Identity(ANONYMOUS, "127.0.0.1"), "PROXY", is_there))
+    def client(self, is_there: Callable[[], bool] = lambda: True, *, is_moved: bool = False) -> ClientRelay:
+        return self.relay.open(ClientInfo(Identity(ANONYMOUS, "127.0.0.1"), "PROXY", is_there, is_moved))
 
     def move(self, partition: int, leader: int) -> None:
         self.leaders[partition] = leader

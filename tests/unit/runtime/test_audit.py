@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock_core.security.audit import Event
+from penstock_core.security.audit import TEXT_LENGTH_MAX, Event
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.audit import Audit, AuditLog, audit_of, open_audit
 from penstock_runtime.audit_file import FileSink
@@ -128,6 +128,38 @@ def test_at_the_end_of_a_process_a_full_disk_holds_nothing_up(log: AuditLog, sin
     log.close()
     assert sink.closed
     assert log.lost == 1
+
+
+def test_what_cannot_be_told_is_lost_and_said_and_others_are_written(log: AuditLog, sink: Sink) -> None:
+    def fails() -> Iterator[Event]:
+        yield event(1)
+        raise ValueError("no such name")
+
+    with capture_logs() as lines:
+        log.tell_changes(fails)
+        log.tell({"event": "login", "outcome": "success", "resource": b"no text"})
+        change(log, 2)
+        wait_for(lambda: any(each.get("resource") == "2" for each in sink.lines), "others are", WAIT_S)
+    assert [each.get("resource") for each in sink.lines] == ["1", "2"]
+    assert [each["error"].partition(":")[0] for each in lines] == ["ValueError", "TypeError"]
+    assert log.lost == 2
+
+
+def test_what_waits_holds_no_long_words(log: AuditLog, sink: Sink) -> None:
+    sink.gate.clear()
+    change(log, 0)
+    wait_for(lambda: not log._waiting, "the thread writes", WAIT_S)
+    long = "x" * 60_000
+    for _ in range(105):
+        log.tell({"event": "login", "outcome": "failure", "principal": f"User:{long}"})
+    waiting: list[Any] = [what for _, what in log._waiting]
+    assert len(waiting) == 10
+    assert {len(what["principal"]) for what in waiting} == {TEXT_LENGTH_MAX + 1}
+    (counted,) = log._sums["login", "failure"]._counts
+    assert max(len(str(value)) for _, value in counted) == TEXT_LENGTH_MAX + 1
+    sink.gate.set()
+    wait_for(lambda: len(sink.lines) > 10, "they are written", WAIT_S)
+    assert sink.lines[1]["principal"] == f"User:{long}"[:TEXT_LENGTH_MAX] + "..."
 
 
 def test_a_flood_is_summed_up_and_nothing_is_left_out(log: AuditLog, sink: Sink) -> None:

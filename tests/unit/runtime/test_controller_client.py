@@ -230,6 +230,33 @@ def test_a_session_ends_with_its_controller_and_can_be_opened_anew(run: Run) -> 
     run(main())
 
 
+def test_a_session_whose_channel_is_closed_is_over(run: Run) -> None:
+    """gRPC says cancelled, which ends whoever waits without a word: see `ChannelPool` on old certificates."""
+
+    async def main() -> None:
+        async with client_of() as (client, _, members):
+            stream = await client.session("NodeSession")
+            await stream.write(pb.NodeHeartbeat(node_id=1))
+            assert not (await stream.read()).fenced
+            reading = asyncio.create_task(stream.read())
+            await asyncio.sleep(0)
+            await client._channels.drop(members[0].endpoint.address)
+            await asyncio.wait([reading])
+            assert not reading.cancelled()
+            with pytest.raises(PenstockError, match="channel was closed") as e:
+                await reading
+            assert e.value.code == ErrorCode.NOT_CONTROLLER
+            again = await client.session("NodeSession")
+            reading = asyncio.create_task(again.read())
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            again.close()
+
+    run(main())
+
+
 def test_sessions_that_end_at_once_are_not_opened_in_a_spin(run: Run, patient: None) -> None:
     pauses, clock = Pauses(), Clock()
 

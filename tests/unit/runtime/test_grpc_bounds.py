@@ -119,6 +119,25 @@ async def test_an_address_has_so_many_calls_and_the_next_one_hears_of_the_bound(
         assert (peer.open_calls, peer.is_ours, peer.key.host) == (0, False, "127.0.0.1")
 
 
+async def test_a_64_has_four_times_the_calls_of_one_of_its_addresses() -> None:
+    calls = OpenCalls(GrpcBounds(calls_per_address_max=2))
+
+    def come(host: str) -> str:
+        if not (refusal := calls._refusal(host)):
+            calls._counts(host, 1)
+        return refusal
+
+    hosts = [f"2001:db8::{n}" for n in range(1, 5)]
+    for host in (*hosts, *hosts):
+        assert not come(host)
+    assert "2 calls of 2001:db8::1 are open" in come("2001:db8::1")
+    assert "8 calls of 2001:db8::/64 are open" in come("2001:db8::9")
+    assert not come("2001:db8:0:1::1")
+    for host in (*hosts, *hosts, "2001:db8:0:1::1"):
+        calls._counts(host, -1)
+    assert calls.by_address == {}
+
+
 async def test_all_together_have_so_many_calls_and_our_own_roles_are_not_counted() -> None:
     async with Server(GrpcBounds(calls_max=1)) as server:
         ours = [await server.begun(ours="yes") for _ in range(3)]

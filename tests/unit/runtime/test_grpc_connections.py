@@ -20,7 +20,7 @@ import pytest
 from penstock_runtime import grpc_connections
 from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.grpc_calls import OpenCalls, Peer, PeerKey
-from penstock_runtime.grpc_connections import GrpcConnections
+from penstock_runtime.grpc_connections import Connection, GrpcConnections
 from penstock_runtime.grpc_tools import serve
 from penstock_runtime.lifecycle import Lifecycle
 from security.http2 import Caller, call_headers
@@ -106,6 +106,40 @@ async def test_of_an_address_the_unused_go_first_then_the_newest_and_never_our_o
     for key in more:
         port.called(key, is_ours=True)
     assert await port.left() == [ours, elsewhere, *more]
+
+
+def here(*hosts: str) -> list[Connection]:
+    return [Connection(n, n, PeerKey(host, n), n) for n, host in enumerate(hosts)]
+
+
+def chosen_of(bounds: GrpcBounds, *hosts: str, strangers: bool = False) -> list[str]:
+    calls = OpenCalls(bounds)
+    connections = here(*hosts)
+    for each in () if strangers else connections:
+        peer = calls.peers[each.key] = Peer(each.key)
+        peer.last_call = each.order
+    return [each.key.host for each, _ in GrpcConnections(1, bounds, calls)._choose(connections)]
+
+
+def test_addresses_of_one_64_are_one_where_somebody_has_to_go() -> None:
+    many = [f"2001:db8::{n}" for n in range(5)]
+    bounds = GrpcBounds(strangers_max=6, connections_max=6)
+    for strangers in (True, False):
+        gone = chosen_of(bounds, "192.0.2.1", "192.0.2.1", *many, "192.0.2.2", strangers=strangers)
+        assert gone == many[:2]
+
+
+def test_a_64_has_four_times_the_connections_of_one_of_its_addresses() -> None:
+    bounds = GrpcBounds(connections_per_address_max=2)
+    assert chosen_of(bounds, *["2001:db8::1"] * 3) == ["2001:db8::1"]
+    assert chosen_of(bounds, *[f"2001:db8::{n}" for n in range(8)], "2001:db8:0:1::1") == []
+    assert chosen_of(bounds, *[f"2001:db8::{n}" for n in range(9)]) == ["2001:db8::0"]
+    connections = here(*[f"2001:db8::{n}" for n in range(9)])
+    port = GrpcConnections(1, bounds, OpenCalls(bounds))
+    assert port._which(connections).startswith(
+        "9 are of 2001:db8::/64, and grpc_connections_per_address_max = 2"
+    )
+    assert port._room(connections[:7]) == 1
 
 
 async def test_of_all_the_address_with_most_loses(ends: contextlib.ExitStack) -> None:

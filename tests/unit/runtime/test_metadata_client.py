@@ -147,6 +147,22 @@ def test_a_broken_stream_resumes_by_version_elsewhere(run: Run) -> None:
     run(main())
 
 
+def test_it_goes_on_when_its_channel_is_closed(run: Run) -> None:
+    """As a day after new certificates came: what goes on by the old ones is cut off, and gRPC calls it cancelled."""
+
+    async def main() -> None:
+        async with following(clock=Clock()) as (metadata, cluster, members, task):
+            assert await metadata.wait_for_version(1, IN_TIME_MS)
+            await metadata._controllers._channels.drop(members[0].endpoint.address)
+            cluster.commit(topic("a"))
+            following_on = asyncio.create_task(metadata.wait_for_version(2, IN_TIME_MS))
+            await asyncio.wait([task, following_on], return_when=asyncio.FIRST_COMPLETED)
+            assert not task.done()
+            assert await following_on
+
+    run(main())
+
+
 def test_a_silent_stream_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # It looks often; how long it was silent is the clock's affair.
     monkeypatch.setattr(metadata_client, "KEEPALIVE_MS", 20)

@@ -477,6 +477,7 @@ class Timers:
 
 def test_a_tick_comes_every_100_ms_and_tells_how_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     life, timers = Lifecycle("test"), Timers()
+    life._loop_metrics.cpu_s = lambda: timers.now_s / 2  # a busy loop
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "get_running_loop", lambda: timers)
         life.start_ticking()
@@ -506,6 +507,32 @@ def test_a_tick_comes_every_100_ms_and_tells_how_late_it_is(monkeypatch: pytest.
     assert life.health_reason() is None
     life.stop_ticking()
     assert timers.cancelled == 1
+
+
+def test_a_loop_at_rest_ticks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tick of a process that does nothing else costs more than what it looks after."""
+    life, timers = Lifecycle("test"), Timers()
+    cpu_s = 0.0
+    life._loop_metrics.cpu_s = lambda: cpu_s
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "get_running_loop", lambda: timers)
+        life.start_ticking()
+    assert timers.fire(late_s=0.0) == pytest.approx(0.1)
+    for number in range(8):
+        cpu_s += 0.01
+        assert timers.fire(late_s=0.0) == pytest.approx(0.1 + 0.25 * (number + 1))
+        assert life.is_at_rest
+    # From its first busy quarter of a second on it is looked at often again.
+    cpu_s += 0.05
+    assert timers.fire(late_s=0.0) == pytest.approx(2.35)
+    assert not life.is_at_rest
+    assert timers.fire(late_s=0.02) == pytest.approx(2.45)
+    assert timers.fire(late_s=0.0) == pytest.approx(2.57)
+    assert timers.fire(late_s=0.0) == pytest.approx(2.82)
+    assert life.health_reason() is None
+    timers.now_s += 3.0
+    assert life.health_reason() is not None
+    life.stop_ticking()
 
 
 def test_readiness_and_ticks(run: Run) -> None:

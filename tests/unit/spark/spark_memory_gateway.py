@@ -60,6 +60,10 @@ class MemoryGateway(PartialGateway):
         """Set while a ListOffsets waits."""
         self.fault: Callable[[Any, int], None] | None = None
         """Called with (context, chunks sent so far) before each chunk of FetchRange."""
+        self.instead: Callable[[], tuple[int, str] | None] = lambda: None
+        """A Kafka error in the place of a FetchRange's records."""
+        self.behind = 0
+        """So many answers of Describe are those of a gateway whose metadata are from before any topic."""
         self.after_list: Callable[[], None] = lambda: None
         """Called behind the answer of each ListOffsets."""
         self.commits: list[Any] = []
@@ -157,14 +161,19 @@ class MemoryGateway(PartialGateway):
 
     def Describe(self, request: Any, context: Any) -> gateway_pb2.DescribeResponse:  # noqa: N802
         self.calls.append("Describe")
-        answer = gateway_pb2.DescribeResponse(cluster_id=b"c" * 16, nodes=self.nodes)
+        is_behind = self.behind > 0
+        self.behind -= is_behind
+        answer = gateway_pb2.DescribeResponse(
+            cluster_id=b"c" * 16, nodes=self.nodes, metadata_version=1 if is_behind else 2
+        )
         for address in self.addresses:
             host, port = address.split(":")
             answer.gateways.append(common_pb2.Endpoint(host=host, port=int(port)))
-        names = sorted(self.topics) if request.all_topics else list(request.topics)
+        there = {} if is_behind else self.topics
+        names = sorted(there) if request.all_topics else list(request.topics)
         for name in names:
             item = answer.topics.add(name=name)
-            topic = self.topics.get(name)
+            topic = there.get(name)
             if topic is None or name in self.mute_describe:
                 item.error.code = 3
                 continue
@@ -273,6 +282,9 @@ class MemoryGateway(PartialGateway):
             return
         if request.topic_id and request.topic_id != topic.topic_id:
             yield data_pb2.FetchRangeResponse(error=common_pb2.Error(code=103, message="another topic id"))
+            return
+        if error := self.instead():
+            yield data_pb2.FetchRangeResponse(error=common_pb2.Error(code=error[0], message=error[1]))
             return
         log = topic.logs[request.partition]
         position, sent = request.from_offset, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,8 +71,9 @@ class Reading:
         silence_s: float = routes.SILENCE_S,
         rack: str = "",
         near: Leader | None = None,
+        epoch: int = -1,
     ) -> None:
-        wanted = OffsetRange("flights", 0, start, end, cluster.topics["flights"].topic_id)
+        wanted = OffsetRange("flights", 0, start, end, cluster.topics["flights"].topic_id, epoch)
         self.described = 0
         self._found = found
         self.route = DirectRoute(
@@ -509,3 +511,20 @@ def test_batches_are_those_that_the_brokers_walk_finds(cluster: MemoryGateway) -
         assert next_offset == (sum(end <= cut for end in ends) * 100 or -1)
     with pytest.raises(CorruptRecordsError, match="says 3 bytes"):
         whole(memoryview(run[:8] + b"\0\0\0\3" + run[12:]))
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 20])
+def test_what_was_written_behind_a_cut_is_the_gateways_to_tell(
+    cluster: MemoryGateway, node: MemoryNode, caplog: pytest.LogCaptureFixture, chunk_bytes: int
+) -> None:
+    cluster.cut("flights", 0, 500)
+    cluster.append("flights", 0, [b"new %d" % i for i in range(700)])
+    leader = replace(node.leader(), epoch=1)
+    lenient = Reading(cluster, leader, epoch=0, fail=False, chunk_bytes=chunk_bytes)
+    assert lenient.offsets() == list(range(500))
+    assert "offsets 500 to 999 are gone: the log was cut at 500" in caplog.text
+    with pytest.raises(DataLossError, match="offsets 500 to 999 are gone"):
+        Reading(cluster, leader, epoch=0, chunk_bytes=chunk_bytes).offsets()
+    cluster.calls.clear()
+    assert Reading(cluster, leader, epoch=1, chunk_bytes=chunk_bytes).offsets() == list(range(1000))
+    assert not by_gateway(cluster)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,12 +14,14 @@ import pytest
 
 from penstock_proto.v1 import common_pb2, data_pb2
 from pyspark_penstock import gateway as gateway_module
+from pyspark_penstock import planning
 from pyspark_penstock.decode import Decoder
 from pyspark_penstock.errors import DataLossError, GatewayError, OptionError
 from pyspark_penstock.fetch import RangeReader
 from pyspark_penstock.gateway import GatewayClient, Query, select_topics
 from pyspark_penstock.options import parse_options
 from pyspark_penstock.planning import batch_ranges
+from pyspark_penstock.questions import size_ranges
 from pyspark_penstock.reader import range_partitions
 from pyspark_penstock.schema import arrow_schema, spark_schema
 from pyspark_penstock.tiling import OffsetRange
@@ -237,6 +240,80 @@ def test_a_gap_inside_the_log_is_no_loss(cluster: MemoryGateway) -> None:
     assert read(cluster) == [*range(200), *range(500, 800)]
 
 
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_log_that_grows_on_while_its_end_is_believed_is_no_loss(
+    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch, fail: bool
+) -> None:
+    """A new leader that learns its high watermark just then: what it sends is on its way when the stream is ended."""
+    log = cluster.topics["flights"].logs[0]
+    whole, log.batches, log.end = log.batches, log.batches[:5], 500
+    plain = RangeReader._look_after
+
+    def look_after(self: RangeReader, call: Any, silent_ms: float) -> None:
+        plain(self, call, silent_ms)
+        if self._ends_at is not None:
+            log.batches, log.end = whole, 1000
+
+    monkeypatch.setattr(RangeReader, "_look_after", look_after)
+    assert read(cluster, 0, 1000, fail=fail) == list(range(1000))
+
+
+def test_a_high_watermark_that_lags_and_moves_is_doubted_anew(cluster: MemoryGateway) -> None:
+    """What came between two looks at a log's early end begins a new doubt."""
+    log = cluster.topics["flights"].logs[0]
+    whole, log.batches, log.end = log.batches, log.batches[:5], 500
+    looks: list[str] = []
+
+    def look() -> None:
+        looks.append("")
+        upto = {1: 600, 3: 1000}.get(len(looks))
+        if upto is not None:
+            with cluster.changed:
+                log.batches, log.end = whole[: upto // 100], upto
+                cluster.changed.notify_all()
+
+    cluster.after_list = look
+    assert read(cluster, 400, 1000) == list(range(400, 1000))
+    assert len(looks) >= 3
+
+
+def test_what_comes_while_an_early_end_is_believed_begins_a_new_doubt(
+    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A high watermark that moves in steps, the first of them between the look and the end of the stream."""
+    log = cluster.topics["flights"].logs[0]
+    whole, log.batches, log.end = log.batches, log.batches[:5], 500
+    came = threading.Event()
+    plain_look, plain_heard = RangeReader._look_after, RangeReader._heard
+
+    def grow(upto: int) -> None:
+        with cluster.changed:
+            log.batches, log.end = whole[: upto // 100], upto
+            cluster.changed.notify_all()
+
+    class Late:
+        """A stream whose end comes late."""
+
+        def __init__(self, call: Any) -> None:
+            self.call = call
+
+        def cancel(self) -> None:
+            if log.end == 500:
+                grow(600)
+                assert came.wait(30)
+                cluster.after_list = lambda: grow(1000)
+            self.call.cancel()
+
+    def heard(self: RangeReader) -> None:
+        plain_heard(self)
+        if self._received == 600:
+            came.set()
+
+    monkeypatch.setattr(RangeReader, "_look_after", lambda self, call, ms: plain_look(self, Late(call), ms))
+    monkeypatch.setattr(RangeReader, "_heard", heard)
+    assert read(cluster, 400, 1000) == list(range(400, 1000))
+
+
 def test_a_log_that_was_truncated(cluster: MemoryGateway) -> None:
     log = cluster.topics["flights"].logs[0]
     log.batches, log.end = log.batches[:5], 500
@@ -326,7 +403,34 @@ def test_patterns_search_and_leave_out_what_is_kafkas_own(
     assert set(select_topics(GatewayClient.of(parsed), parsed)) == found
 
 
-def test_batch_bounds(cluster: MemoryGateway) -> None:
+def test_a_leader_that_lags_behind_what_was_told_loses_no_batch_its_end(
+    cluster: MemoryGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end of a batch read is told by one leader, and held against what the next one knows."""
+    asked = 0
+
+    def after_list() -> None:
+        nonlocal asked
+        asked += 1
+        cluster.latest_shift = -100 if 2 <= asked < 6 else 0
+
+    for options in ({}, {"endingOffsets": '{"flights":{"0":1000,"1":-1}}'}):
+        for fails in ("true", "false"):
+            asked, cluster.after_list = 0, after_list
+            given = {
+                "gateway": cluster.addresses[0],
+                "subscribe": "flights",
+                "failOnDataLoss": fails,
+            } | options
+            parsed = parse_options(given, streaming=False)
+            planned = batch_ranges(GatewayClient.of(parsed), parsed)
+            assert [(item.start, item.end) for item in planned] == [(0, 1000)]
+            assert asked >= 6
+    assert "beyond the end" not in caplog.text
+
+
+def test_batch_bounds(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "REGRESSION_GRACE_MS", 0)
     cluster.append("flights", 1, [b"value %d" % i for i in range(10)], timestamp_ms=2_000_000_000_000)
 
     def ranges(**options: str) -> dict[int, tuple[int, int]]:
@@ -374,6 +478,45 @@ def test_the_planner_goes_on_with_gateways_that_it_was_told_of(cluster: MemoryGa
     cluster.stop()
     with pytest.raises(GatewayError, match=cluster.addresses[0]):
         client.describe(None)
+
+
+def test_a_gateway_of_an_older_build_does_not_speak_for_the_others(
+    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while gateways are upgraded, one after the other."""
+    newer = MemoryGateway()
+    newer.start()
+    try:
+        newer.create("flights", 1)
+        newer.append("flights", 0, [b"v"] * 10)
+        newer.knows_sizes = True
+        wanted = [OffsetRange("flights", 0, 0, 10)]
+        client = GatewayClient([*cluster.addresses, *newer.addresses])
+        for _ in range(2):
+            sized = size_ranges(client, wanted)
+            assert sized is not None
+            assert sized[0].size_bytes > 0
+        assert (
+            cluster.calls.count("SizeRanges") == 1
+        )  # it is not asked again, as long as the other one answers
+        # Where no other answers, it does.
+        monkeypatch.setattr(gateway_module.Backoff, "wait", lambda _: pytest.fail("it is asked again"))
+        assert size_ranges(GatewayClient(cluster.addresses), wanted) is None
+        assert size_ranges(GatewayClient([*cluster.addresses, "127.0.0.1:1"]), wanted) is None
+    finally:
+        newer.stop()
+
+
+def test_another_roles_port_is_told(cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_: Any, __: Any, context: Any) -> None:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+    monkeypatch.setattr(MemoryGateway, "Describe", unknown)
+    cluster.start()
+    with pytest.raises(
+        GatewayError, match=r"UNIMPLEMENTED.*: this is the gRPC port of another role.* a gateway's$"
+    ):
+        GatewayClient(cluster.addresses[-1:]).describe(None)
 
 
 def test_queries_keep_their_order(cluster: MemoryGateway) -> None:
@@ -437,3 +580,94 @@ def test_a_lost_piece_is_an_error_and_no_row(
     gateways = in_pieces(cluster, monkeypatch, spoil)
     with pytest.raises(GatewayError, match="topic flights partition 0: the gateway's answer is broken: "):
         read(cluster, chunk_bytes=50_000, gateways=gateways)
+
+
+def test_two_leaders_that_lag_one_after_the_other_are_two_doubts(cluster: MemoryGateway) -> None:
+    """Each is waited for: what the first one said lies too far back, and says nothing of the second."""
+    begun_s, said = time.monotonic(), list[int]()
+
+    def instead() -> tuple[int, str] | None:
+        said.append(1 if not said else 6 if time.monotonic() - begun_s < 0.5 else 1 if said[-1] == 6 else 0)
+        if said[-1] == 1:
+            cluster.latest_shift = -500
+        elif said[-1] == 0:
+            cluster.latest_shift = 0
+        return (said[-1], "of a leader that is new") if said[-1] else None
+
+    cluster.instead = instead
+    assert read(cluster, 600, fail=False) == list(range(600, 1000))
+    assert 6 in said
+
+
+def test_a_doubt_about_a_topic_is_none_about_an_offset(cluster: MemoryGateway) -> None:
+    begun_s, said = time.monotonic(), list[int]()
+
+    def instead() -> tuple[int, str] | None:
+        said.append(3 if not said or time.monotonic() - begun_s < 0.2 else 1 if said[-1] == 3 else 0)
+        cluster.latest_shift = -500 if said[-1] == 1 else 0
+        if said[-1] == 1:
+            time.sleep(0.3)  # longer than the grace, counted from the first doubt
+        return (said[-1], "not there") if said[-1] else None
+
+    cluster.instead = instead
+    assert read(cluster, 600, fail=False) == list(range(600, 1000))
+
+
+def test_a_gateway_with_older_metadata_is_not_believed(
+    cluster: MemoryGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = GatewayClient(cluster.addresses)
+    assert set(client.describe(None)) == {"flights"}
+    cluster.behind = 3
+    assert set(client.describe(None)) == {"flights"}
+    assert cluster.behind == 0
+    # A cluster that was restored goes on with lower versions.
+    monkeypatch.setattr(gateway_module, "BEHIND_GRACE_MS", 100)
+    cluster.behind = 1_000_000
+    assert client.describe(None) == {}
+    cluster.behind = 0
+    # Nothing is known of what was before.
+    cluster.behind = 1
+    assert GatewayClient(cluster.addresses).describe(None) == {}
+
+
+def written_anew(cluster: MemoryGateway) -> OffsetRange:
+    """A range that was planned before its log was cut at 500 and grew beyond it again."""
+    wanted = OffsetRange("flights", 0, 0, 1000, cluster.topics["flights"].topic_id, epoch=0)
+    cluster.cut("flights", 0, 500)
+    cluster.append("flights", 0, [b"new %d" % i for i in range(700)])
+    return wanted
+
+
+def reading(cluster: MemoryGateway, wanted: OffsetRange, fail: bool, chunk_bytes: int) -> list[Any]:
+    reader = RangeReader(
+        wanted,
+        tuple(cluster.addresses),
+        Decoder("flights", 0, SCHEMA),
+        fail_on_data_loss=fail,
+        chunk_bytes=chunk_bytes,
+        poll_timeout_ms=60_000,
+    )
+    return [value for batch in reader.batches() for value in batch.column("value").to_pylist()]
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 4096, 1 << 20])
+def test_what_was_written_behind_a_cut_is_none_of_a_range_that_was_planned_before(
+    cluster: MemoryGateway, caplog: pytest.LogCaptureFixture, chunk_bytes: int
+) -> None:
+    """The driver goes back to the cut at its next look: what is new would come twice."""
+    wanted = written_anew(cluster)
+    assert reading(cluster, wanted, False, chunk_bytes) == [b"value %d" % i for i in range(500)]
+    assert "offsets 500 to 999 are gone: the log was cut at 500 and written anew" in caplog.text
+    with pytest.raises(DataLossError, match="offsets 500 to 999 are gone"):
+        reading(cluster, wanted, True, chunk_bytes)
+
+
+def test_a_new_leader_with_the_whole_range_is_no_cut(cluster: MemoryGateway) -> None:
+    wanted = OffsetRange("flights", 0, 0, 1000, cluster.topics["flights"].topic_id, epoch=0)
+    cluster.cut("flights", 0, 1000)
+    cluster.append("flights", 0, [b"new"] * 100, size=7)
+    assert reading(cluster, wanted, True, 4096) == [b"value %d" % i for i in range(1000)]
+    # Where nobody told an epoch nothing is known of cuts.
+    wanted = OffsetRange("flights", 0, 990, 1010, cluster.topics["flights"].topic_id)
+    assert len(reading(cluster, wanted, True, 4096)) == 20

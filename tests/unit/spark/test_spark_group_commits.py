@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pyspark_penstock.errors import GatewayError
-from pyspark_penstock.group_commits import REPEAT_S, GroupCommits, Offsets
+from pyspark_penstock.group_commits import REPEAT_S, RETRY_S, GroupCommits, Offsets
 
 KEY = ("t", 0)
 
@@ -67,3 +67,19 @@ def test_a_failure_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(told) == 2
     assert "it has members" in told[0]
     assert "no gateway answers" in told[1]
+
+
+def test_what_failed_is_committed_a_little_later_though_the_query_is_idle() -> None:
+    made: list[int] = []
+    now = [0.0]
+
+    def commit(offsets: Offsets, metadata: str) -> list[str]:
+        made.append(offsets[KEY])
+        return ["its coordinator moves"] if len(made) < 3 else []
+
+    commits = GroupCommits(commit, lambda: now[0])
+    for seconds in (0.0, RETRY_S - 1, RETRY_S, RETRY_S + 1, 2 * RETRY_S, 3 * RETRY_S, REPEAT_S):
+        now[0] = seconds
+        commits.offer({KEY: 7}, "m")
+        commits.settle(60)
+    assert made == [7, 7, 7]

@@ -17,11 +17,12 @@ from pyspark_penstock.errors import OptionError
 from pyspark_penstock.jobs import writing
 from pyspark_penstock.jobs.frame import Cluster, JobError, Span
 from pyspark_penstock.jobs.pacing import GRAIN_S, Pace, paced
-from pyspark_penstock.jobs.replay import SLICE_S, Origin, Wanted, _cut, _share
+from pyspark_penstock.jobs.replay import SLICE_S, Beat, Origin, Wanted, _cut, _share
 from pyspark_penstock.jobs.slices import Ranges, Stretch, by_count, by_time, covered
 from pyspark_penstock.jobs.streams import Tally
 from pyspark_penstock.jobs.times import duration_ms, time_ms
 from pyspark_penstock.jobs.writing import Checkpoint, Target, sink_name, written_by_one
+from pyspark_penstock.sink.protocol import Entry, RefusedUnitError, Skipped, Terms, Unit, commit
 from unit.spark.spark_memory_gateway import MemoryGateway
 
 # -- times ---------------------------------------------------------------------------------------
@@ -172,6 +173,17 @@ def test_what_is_late_catches_up() -> None:
 def test_the_clock_of_an_executor_may_differ() -> None:
     pace = Pace(1000.0, 5.0)
     assert [pace.late_s(now) for now in (0.0, 1000.0, 1001.5, 9e9)] == [0.0, 0.0, 1.5, 5.0]
+
+
+def test_a_drivers_clock_that_is_set_back_holds_no_slice_up() -> None:
+    monotonic, time_of_day = Clock(), Clock()
+    beat = Beat(monotonic, time_of_day)
+    assert (beat.left_s(5.0), beat.at(5.0)) == (5.0, time_of_day() + 5.0)
+    monotonic.sleep(7.0)
+    time_of_day.now_s -= 3_600.0
+    # Late by 2 s, by the clock as tasks have it now.
+    assert (beat.left_s(5.0), beat.at(5.0)) == (-2.0, time_of_day() - 2.0)
+    assert Pace(beat.at(5.0), 5.0).late_s(time_of_day()) == 2.0
 
 
 def test_by_time_and_out_of_order() -> None:
@@ -341,8 +353,24 @@ def test_a_sink_of_another_query(tmp_path: Path) -> None:
         written_by_one(SOURCE, TARGET, place),
     ):
         raise RuntimeError('set option("sinkTakeover", "true") if that query is never to go on')
+    lost = refused_input(Unit("s", "q", 3))
+    with (
+        pytest.raises(
+            JobError, match=r"has lost a micro-batch that is in copy, and planned it anew:.* to a new topic"
+        ),
+        written_by_one(SOURCE, TARGET, place),
+    ):
+        raise RuntimeError(f"RefusedUnitError: {lost}")
     with pytest.raises(RuntimeError, match="disk full"), written_by_one(SOURCE, TARGET, place):
         raise RuntimeError("disk full")
+
+
+def refused_input(unit: Unit) -> str:
+    """What the sink says of a micro-batch that was planned anew."""
+    skipped = [Skipped(unit, Entry(unit.query, unit.epoch, b"\x01one"))]
+    with pytest.raises(RefusedUnitError) as told:
+        next(commit(skipped, Terms(), b"\x01other"))
+    return str(told.value)
 
 
 @pytest.mark.parametrize(("kind", "sql"), [("binary", "k"), ("string", "k"), ("int", "CAST(k AS STRING)")])
@@ -367,3 +395,20 @@ def test_reports_of_micro_batches_are_added_once() -> None:
     tally.take(1, {"read": row(rows=3, bytes=9), "closed": row(windows=1)}, late)
     assert [tally.total(name) for name in ("rows", "bytes", "windows", "late")] == [8, 59, 1, 2]
     assert told == ["flights: batch 0, 5 rows", "flights: batch 1, 3 rows, 1 windows, 2 late"]
+
+
+def test_a_note_that_was_not_written_whole_shuts_no_later_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"job": "repartition", "key": ""}
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full)
+        with pytest.raises(JobError, match="No space left on device"):
+            Checkpoint.at(str(tmp_path), "sink", told)
+    assert Checkpoint.at(str(tmp_path), "sink", told) == Checkpoint(tmp_path)
+    with pytest.raises(JobError, match="the checkpoint of another job"):
+        Checkpoint.at(str(tmp_path), "sink", told | {"key": "upper(key)"})

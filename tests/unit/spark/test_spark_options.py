@@ -66,6 +66,15 @@ def test_bad_gateways(value: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "value", ["alice:hunter2@h:9094", "penstock://alice:hunter2@h:9094", "h:1,hunter2@h:2"]
+)
+def test_who_somebody_is_in_an_address_is_refused_and_not_shown(value: str) -> None:
+    with pytest.raises(OptionError, match="option gateway has somebody's name or password in it") as caught:
+        parse(gateway=value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("raw", "match"),
     [
         (
@@ -79,6 +88,11 @@ def test_bad_gateways(value: str) -> None:
         ({"gateway": "a:1", "subscribePattern": "("}, "no regular expression"),
         ({"gateway": "a:1", "subscribePattern": r"\p{Alpha}"}, "no regular expression of Python"),
         ({"gateway": "a:1", "subscribePattern": "[a-z&&[^b]]"}, "no regular expression of Python"),
+        (
+            {"gateway": "a:1", "subscribePattern": "[a-z[0-9]]+"},
+            r"Java: it has a set in a set; write it as one, or \[ as",
+        ),
+        ({"gateway": "a:1", "subscribePattern": "[^a[b]"}, "a set in a set"),
         ({"gateway": "a:1", "subscribePattern": "orders(?i)"}, "no regular expression of Python"),
         ({"gateway": "a:1", "assign": "flights"}, "JSON like"),
         ({"gateway": "a:1", "assign": "{}"}, "No topic partitions"),
@@ -88,6 +102,14 @@ def test_bad_gateways(value: str) -> None:
 def test_selection_errors(raw: dict[str, str], match: str) -> None:
     with pytest.raises(OptionError, match=match):
         parse_options(raw, streaming=False)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"[a-z\[0-9]+", r"\[[a-z]", "[]a]", "[^]a-z]+[b]", "[a][b]", r"[\]]x[y]", "[^^][a]"]
+)
+def test_brackets_that_are_no_set_in_a_set(pattern: str) -> None:
+    raw = {"gateway": "a:1", "subscribePattern": pattern}
+    assert parse_options(raw, streaming=False).subscribe_pattern == pattern
 
 
 def test_assign() -> None:
@@ -103,6 +125,14 @@ def test_assign() -> None:
         ("minPartitions", "0", "minPartitions must be positive"),
         ("maxRecordsPerPartition", "-1", "must be positive"),
         ("maxOffsetsPerTrigger", "many", "whole number"),
+        (
+            "maxOffsetsPerTrigger",
+            str(1 << 63),
+            "9223372036854775807 at most, not 9223372036854775808; leave it out",
+        ),
+        ("startingTimestamp", str(1 << 63), "must be a time in ms"),
+        ("startingTimestamp", "9" * 5_000, "must be a time in ms"),
+        ("endingOffsets", '{"flights":{"0":9223372036854775808}}', "bad value 9223372036854775808"),
         ("startingOffsets", "latest", "can't be latest for batch"),
         ("startingOffsets", '{"flights":{"0":-1}}', "flights-0 can't be latest"),
         ("startingOffsets", "newest", "JSON like"),

@@ -26,6 +26,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+import pyspark_penstock.gateway as gateway_module
 from pyspark_penstock import DefaultSource
 from pyspark_penstock.encode import CODECS, Rows, encode_batches
 from pyspark_penstock.errors import GatewayError, OptionError, RowError
@@ -131,6 +132,10 @@ def test_accepted_options() -> None:
     ("schema", "says"),
     [
         ("key binary", "no column value among key; select what is to be written AS value"),
+        (
+            "value binary, key binary, value binary",
+            "a column is there twice: value; drop or rename one of them",
+        ),
         ("value int", "column value has type int; cast it to binary or string"),
         ("value binary, key bigint", "column key has type bigint"),
         (
@@ -347,6 +352,63 @@ def test_who_does_not_answer_is_named(cluster: SinkGateway) -> None:
         GatewayError, match=r"no gateway answers at 127\.0\.0\.1:1 \(nothing acknowledged for"
     ):
         producer.flush()
+
+
+def test_the_time_that_spark_takes_between_rows_is_nobodys_silence(cluster: SinkGateway) -> None:
+    """A gateway that goes meanwhile has not been asked for anything yet."""
+    now_s, gone, asked = [0.0], threading.Event(), list[int]()
+
+    def refuse(context: Any, request: Any) -> None:
+        asked.append(request.request_id)
+        if len(asked) == 1:
+            gone.wait(60)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "going away")
+
+    cluster.refuse = refuse
+    producer = Producer(cluster.addresses, clock=lambda: now_s[0])
+    for first in range(2):
+        rows = Rows(None, values(1, first), np.full(1, 5))
+        producer.send("t", encode_batches(rows, rows.timestamps_ms * 0))
+        now_s[0] += 200
+        gone.set()
+    producer.flush()
+    producer.close()
+    assert [row["value"] for row in cluster.rows("t")] == [b"value 0", b"value 1"]
+
+
+def test_whether_gateways_are_there_is_asked_as_who_writes(
+    cluster: SinkGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def is_answering(*who: Any) -> bool:
+        asked.append(who)
+        return True
+
+    monkeypatch.setattr(gateway_module, "is_answering", is_answering)
+    monkeypatch.setattr(gateway_module.Access, "open", _nobody)
+    producer = Producer(["127.0.0.1:1"], credentials_file="/no/such.properties", delivery_timeout_ms=1)
+    with pytest.raises(GatewayError, match=r"gateways answer at 127\.0\.0\.1:1"):
+        _write_one(producer)
+    assert asked == [(("127.0.0.1:1",), "/no/such.properties")]
+
+
+def _write_one(producer: Producer) -> None:
+    rows = Rows(None, values(1), np.full(1, 5))
+    producer.send("t", encode_batches(rows, rows.timestamps_ms * 0))
+    producer.flush()
+
+
+class _Gone(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "gone"
+
+
+def _nobody(*_: Any) -> Any:
+    raise _Gone
 
 
 def test_a_gateway_that_never_answers_is_left(cluster: SinkGateway) -> None:

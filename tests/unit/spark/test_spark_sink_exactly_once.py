@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from pyspark_penstock.encode import Rows, encode_batches
 from pyspark_penstock.errors import GatewayError, OptionError, PenstockError
+from pyspark_penstock.jobs.frame import Cluster, JobError
+from pyspark_penstock.jobs.writing import Checkpoint, Target
 from pyspark_penstock.sink import calls
 from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
 from pyspark_penstock.sink.producer import Producer, StageEndedError
-from pyspark_penstock.sink.protocol import BeginStage, CommitUnit, RefusedUnitError, Triple, Unit
-from pyspark_penstock.sink.units import Task, current_task, terms_of, unit_of
-from pyspark_penstock.sink.writer import BatchWriter, StreamWriter
+from pyspark_penstock.sink.protocol import BeginStage, CommitUnit, Entry, RefusedUnitError, Triple, Unit
+from pyspark_penstock.sink.units import Task, current_task, planned_from, terms_of, unit_of
+from pyspark_penstock.sink.writer import BatchWriter, StreamWriter, stream_writer
 from unit.spark.spark_stage_gateway import StageGateway, unimplemented
 
 QUERY = "4b5c"
@@ -129,6 +136,13 @@ def test_which_unit_a_task_writes() -> None:
     [
         (SinkOptions(("g:1",)), Task(), True, "Spark does not tell this task which query"),
         (
+            SinkOptions(("g:1",)),
+            Task(query=QUERY, batch=-1),
+            True,
+            "does not tell this task which query and micro",
+        ),
+        (SinkOptions(("g:1",), sink="s"), Task(query=QUERY, batch=-1), False, "give each its own txnAppId"),
+        (
             SinkOptions(("g:1",), single="a"),
             Task(query=QUERY),
             False,
@@ -217,6 +231,43 @@ def test_losers_and_tasks_that_fail_leave_nothing_open(cluster: StageGateway, ta
     assert values(cluster) == list(range(10))
 
 
+def test_a_stage_that_cannot_be_aborted_keeps_no_other_from_it(
+    cluster: StageGateway, task: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = stream(cluster, sinkId="s")
+    messages: list[WriterCommitMessage | None] = []
+    for partition in range(4):
+        task(partition)
+        messages.append(writer.write(iter([table(10)])))
+
+    def denied(_: Any, request: Any) -> tuple[int, str] | None:
+        name = getattr(request, "triple", None) and request.triple.transactional_id
+        return {"s-1-0-0": (53, "no right"), "s-2-0-0": (53, "none either")}.get(name or "")
+
+    cluster.stage_fault = denied
+    with caplog.at_level(logging.WARNING, "pyspark_penstock"):
+        writer.abort(messages, 0)
+    assert cluster.open_stages() == ["s-1-0-0", "s-2-0-0"]
+    assert (
+        "stages of a write that failed, 2, end by stagingTimeoutMs: not allowed to write as sink s (no right)"
+        in (caplog.text)
+    )
+    # Where nobody answers Spark is held up once, and not once for each stage.
+    asked: list[str] = []
+
+    def not_yet(_: Any, request: Any) -> tuple[int, str]:
+        asked.append(request.triple.transactional_id)
+        return 15, "not yet"
+
+    cluster.stage_fault = not_yet
+    monkeypatch.setattr("pyspark_penstock.sink.staging.ABORTS_BUDGET_MS", 0)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "pyspark_penstock"):
+        writer.abort(messages, 0)
+    assert asked == ["s-0-0-0"]
+    assert "stages of a write that failed, 4, end by stagingTimeoutMs" in caplog.text
+
+
 def test_a_stage_that_ended_before_its_commit_is_a_micro_batch_that_failed(
     cluster: StageGateway, task: Any
 ) -> None:
@@ -261,6 +312,70 @@ def test_another_query_and_an_older_micro_batch_are_refused(cluster: StageGatewa
     taking = stream(cluster, sinkId="s", sinkTakeover="true")
     taking.commit([taking.write(iter([table(10, 10)]))], 0)
     assert values(cluster) == list(range(20))
+
+
+def planned(directory: Path, number: int, words: str) -> Path:
+    path = directory / "offsets" / str(number)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"v1\n{words}")
+    return path
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
+def test_a_micro_batch_that_was_planned_anew_from_other_input_is_not_left_out(
+    cluster: StageGateway, task: Any, tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint that lost its last micro-batch with the power: what came between would be in neither."""
+    writer = stream(cluster, sinkId="s", checkpointLocation=form.format(tmp_path))
+    planned(tmp_path, 3, '{"to":10}')
+    task(number=3)
+    writer.commit([writer.write(iter([table(10)]))], 3)
+    with caplog.at_level(logging.WARNING, "pyspark_penstock"):
+        writer.commit([writer.write(iter([table(10)]))], 3)
+    assert "sink s has micro-batch 3 of 4b5c already" in caplog.text
+    late: WriterCommitMessage | None = writer.write(iter([table(15)]))
+    empty: WriterCommitMessage | None = writer.write(iter([]))
+    planned(tmp_path, 3, '{"to":15}')
+    for messages in ([late], [late, empty], [empty]):
+        with pytest.raises(
+            RefusedUnitError,
+            match=r"^sink s has micro-batch 3 of this query, which was made of other input: the che",
+        ) as told:
+            writer.commit(messages, 3)
+        assert "\n" not in str(told.value)
+    assert values(cluster) == list(range(10))
+    beside = stream(cluster, sinkId="s2", checkpointLocation=form.format(tmp_path))
+    beside.commit([beside.write(iter([table(15)]))], 3)
+    assert len(values(cluster)) == 25
+
+
+@pytest.mark.parametrize("kept", [b"", b"\x02of a later form"])
+def test_a_sink_that_tells_no_input_or_one_of_another_form_is_believed(
+    cluster: StageGateway, task: Any, tmp_path: Path, kept: bytes
+) -> None:
+    writer = stream(cluster, sinkId="s", checkpointLocation=str(tmp_path))
+    planned(tmp_path, 0, "one")
+    task()
+    writer.commit([writer.write(iter([table(10)]))], 0)
+    assert cluster.last["s"].input == planned_from(str(tmp_path), 0)
+    cluster.last["s"].input = kept
+    planned(tmp_path, 0, "other")
+    writer.commit([writer.write(iter([table(10)]))], 0)
+    assert values(cluster) == list(range(10))
+
+
+def test_what_a_micro_batch_was_planned_from(tmp_path: Path) -> None:
+    one = planned(tmp_path, 7, "one")
+    digest = planned_from(str(tmp_path), 7)
+    assert (len(digest), digest[:1]) == (17, b"\x01")
+    assert planned_from(f"FILE:{tmp_path}", 7) == digest
+    one.write_text("another")
+    assert planned_from(str(tmp_path), 7) not in (b"", digest)
+    one.write_text("")
+    for directory in ("", "hdfs://namenode/c", "s3a://bucket/c", f"{tmp_path}/none", "\0"):
+        assert planned_from(directory, 7) == b""
+    assert planned_from(str(tmp_path), 7) == b""
+    assert planned_from(str(tmp_path), 8) == b""
 
 
 # -- batches ------------------------------------------------------------------------------------
@@ -435,3 +550,59 @@ def test_who_finds_no_coordinator_says_what_was_told_last(
     task()
     with pytest.raises(GatewayError, match=r"sink s: 127.*COORDINATOR_NOT_AVAILABLE; gateways answer at"):
         stream(cluster, sinkId="s").write(iter([table(5)]))
+
+
+def test_the_only_gateway_that_is_configured_may_go_once_the_driver_has_begun(
+    cluster: StageGateway, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks, and the process that commits, know others from the one that made the writer."""
+    cluster.start()
+    given = {"gateway": cluster.addresses[0], "topic": "t"}
+    made = pickle.dumps(stream_writer(given, StructType([StructField("value", BinaryType())])))
+    cluster.stop_one(0)
+    for name in ("BEGIN_BUDGET_MS", "COMMIT_BUDGET_MS"):
+        monkeypatch.setattr(calls, name, 5_000)
+    calls._known.clear()
+    task()
+    writer = pickle.loads(made)
+    writer.commit([writer.write(iter([table(10)]))], 0)
+    assert values(cluster) == list(range(10))
+    plain = given | {"delivery": "at-least-once", "gateway": ",".join(cluster.addresses)}
+    stream_writer(plain, StructType([StructField("value", BinaryType())])).write(iter([table(5)]))
+    assert len(cluster.rows("t")) == 15
+
+
+def test_what_a_sink_has_decided_last_can_be_asked(cluster: StageGateway, task: Any) -> None:
+    driver = calls.SinkCalls(cluster.addresses)
+    assert driver.last("s") is None
+    writer = stream(cluster, sinkId="s")
+    task(number=4)
+    message = writer.write(iter([table(10)]))
+    assert driver.last("s") is None
+    writer.commit([message], 4)
+    assert driver.last("s") == Entry(QUERY, 4)
+
+
+def test_a_checkpoint_that_has_lost_what_its_sink_has_is_refused(
+    cluster: StageGateway, task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its micro-batch would be planned anew with a later end, and left out as one that is done."""
+    target = Target(Cluster(",".join(cluster.addresses)), "t", b"t" * 16, 3)
+    place = Checkpoint(tmp_path)
+    place.check_sink(target, "s")
+    (tmp_path / "metadata").write_text(json.dumps({"id": QUERY}))
+    (tmp_path / "offsets").mkdir()
+    writer = stream(cluster, sinkId="s")
+    for number in range(2):
+        task(number=number)
+        (tmp_path / "offsets" / str(number)).write_text("v1")
+        writer.commit([writer.write(iter([table(10)]))], number)
+        place.check_sink(target, "s")
+    (tmp_path / "offsets" / "1").unlink()
+    with pytest.raises(JobError, match="has lost micro-batch 1, which is in t: it was put back, or"):
+        place.check_sink(target, "s")
+    # Of another query the sink itself says what there is to say.
+    (tmp_path / "metadata").write_text(json.dumps({"id": "another"}))
+    place.check_sink(target, "s")
+    monkeypatch.setattr(calls, "DESCRIBE_BUDGET_MS", 100)
+    place.check_sink(replace(target, cluster=Cluster("127.0.0.1:1")), "s")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
+from pyspark_penstock import planning
 from pyspark_penstock import stream as stream_module
 from pyspark_penstock.errors import DataLossError, OptionError, PenstockError
 from pyspark_penstock.options import parse_options
@@ -149,6 +150,7 @@ def test_epochs_are_stored_and_old_forms_have_none() -> None:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryGateway]:
     monkeypatch.setattr(stream_module, "TOPICS_AGE_MAX_MS", 0)
     monkeypatch.setattr(stream_module, "REGRESSION_GRACE_MS", 600)
+    monkeypatch.setattr(planning, "REGRESSION_GRACE_MS", 0)
     memory = MemoryGateway()
     memory.start()
     memory.create("t", 2)
@@ -380,6 +382,32 @@ def test_a_high_watermark_that_lags_is_no_loss(cluster: MemoryGateway, fake_time
     sleeps = fake_time.sleeps
     assert lenient.latestOffset(at, ALL) is at
     assert fake_time.sleeps == sleeps
+
+
+def test_a_partition_that_came_back_is_waited_for_again(
+    cluster: MemoryGateway, fake_time: Time, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    lenient = make(failOnDataLoss="false")
+    at = stored(lenient.latestOffset(stored(lenient.initialOffset()), ALL))
+    cluster.latest_shift = -30
+    assert lenient.latestOffset(at, ALL) is at  # believed, after all of its grace
+    cluster.latest_shift = 0
+    cluster.append("t", 0, [b"v"] * 10)
+    at = stored(lenient.latestOffset(at, ALL))
+    assert spans(lenient, at) == [(0, 100, 110)]
+    # The next leader's high watermark lags for a moment.
+    cluster.latest_shift = -30
+    fake_time.sleeps = 0
+
+    def catch_up() -> None:
+        if fake_time.sleeps == 3:
+            cluster.latest_shift = 0
+
+    fake_time.after_sleep = catch_up
+    caplog.clear()
+    assert lenient.latestOffset(at, ALL) is at
+    assert fake_time.sleeps == 3
+    assert "are gone" not in caplog.text
 
 
 def test_a_log_cut_and_written_anew(cluster: MemoryGateway, make: Make) -> None:
@@ -616,3 +644,91 @@ def test_a_group_to_start_at_must_be_named() -> None:
         parse_options(raw, streaming=True)
     with pytest.raises(OptionError, match="for streaming queries"):
         parse_options(raw | {"commitGroupId": "g"}, streaming=False)
+
+
+@pytest.mark.parametrize("what", ["gone", "made anew", "new", "more partitions"])
+def test_what_becomes_of_topics_between_the_freeze_and_the_start_ends_no_query(
+    cluster: MemoryGateway, what: str
+) -> None:
+    """Spark asks for the start some time after it had the ends frozen, and topics are listed anew then."""
+    cluster.create("t2", 1)
+    cluster.append("t2", 0, [b"v"] * 7)
+    raw = {"gateway": cluster.addresses[0], "subscribePattern": "t.*", "startingOffsets": "earliest"}
+    reader = PenstockStreamReader(parse_options(raw, streaming=True), SCHEMA)
+    reader.prepareForTriggerAvailableNow()
+    if what == "gone":
+        del cluster.topics["t2"]
+    elif what == "made anew":
+        cluster.create("t2", 1)
+    elif what == "new":
+        cluster.create("t3", 1)
+        cluster.append("t3", 0, [b"v"] * 5)
+    else:
+        cluster.topics["t2"].logs.append(type(cluster.topics["t2"].logs[0])())
+        cluster.append("t2", 1, [b"v"] * 5)
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    left = [(0, 0, 7)] if what in ("new", "more partitions") else []
+    assert spans(reader, at) == [(0, 0, 100), *left]
+    assert reader.latestOffset(at, ALL) is at
+
+
+def test_where_there_is_room_for_one_batch_each_partition_has_its_turn(cluster: MemoryGateway) -> None:
+    """Batches of as many records everywhere: sums of offsets would choose the same partition again and again."""
+    cluster.create("t", 2)
+    for part in (0, 1):
+        cluster.append("t", part, [b"x"] * 100, size=10)
+    cluster.knows_sizes = True
+    steps = drained(reader_at(cluster, maxBytesPerTrigger="1"))
+    assert len(steps) == 21
+    for step in steps[2::2]:
+        assert len(set(step["to"]["t"].values())) == 1
+
+
+def test_a_log_cut_and_written_anew_before_a_planned_batch_is_read_gives_each_new_record_once(
+    cluster: MemoryGateway, make: Make
+) -> None:
+    reader = make(failOnDataLoss="false")
+    end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.cut("t", 0, 0)
+    cluster.append("t", 0, [b"new"] * 140, size=20)
+    seen: list[int] = []
+    for _ in range(2):
+        for part in reader.partitions({}, end):
+            seen += [offset for batch in reader.read(part) for offset in batch.column("offset").to_pylist()]
+        end = stored(reader.latestOffset(end, ALL))
+    assert sorted(seen) == list(range(140))
+
+
+def test_a_second_leader_while_the_first_lags_is_told_with_its_epoch(
+    cluster: MemoryGateway, fake_time: Time, make: Make
+) -> None:
+    """What it has written is of its epoch, not of the one in which the log seemed to end early."""
+    reader = make()
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.topics["t"].logs[0].epoch = 1
+    cluster.latest_shift = -40
+
+    def elected() -> None:
+        cluster.topics["t"].logs[0].epoch = 2
+        cluster.latest_shift = 0
+        cluster.append("t", 0, [b"v"] * 10)
+        fake_time.after_sleep = lambda: None
+
+    fake_time.after_sleep = elected
+    at = stored(reader.latestOffset(at, ALL))
+    assert (at["to"]["t"]["0"], at["epochs"]["t"]["0"]) == (110, 2)
+    assert reader.latestOffset(at, ALL) is at
+
+
+def test_progress_is_committed_by_gateways_that_were_learned(cluster: MemoryGateway) -> None:
+    """The configured one may go when the query has begun."""
+    configured = cluster.addresses[0]
+    cluster.start()
+    raw = {"gateway": configured, "subscribe": "t", "startingOffsets": "earliest", "commitGroupId": "g"}
+    reader = PenstockStreamReader(parse_options(raw, streaming=True), SCHEMA)
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    cluster.stop_one(0)
+    assert reader.latestOffset(at, ALL) is at
+    assert reader._commits is not None
+    reader._commits.settle(60)
+    assert cluster.group["t", 0] == 100

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 RECORDS_PER_CALL_MAX = 1_000
 NAMED_FORMATS = {"value": "%v\\n", "key-value": "%k\\t%v\\n", "full": "%t/%p@%o %T %k %v\\n"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MS_MAX = 2**63 - 1
 _TOKEN = re.compile(r"%([tpokvTh%])|\\([nt\\0])")
 
 Format = Callable[["Message"], bytes]
@@ -116,7 +118,10 @@ def COMMAND(  # noqa: N802 (the name that cli.main looks for)
 
 
 def parse_start(word: str) -> tuple[str, int]:
-    """("earliest"|"latest", 0), ("offset", n), ("last", n) or ("time", ms since 1970, UTC unless told)."""
+    """("earliest"|"latest", 0), ("offset", n), ("last", n) or ("time", ms since 1970, UTC unless told).
+
+    Times are those that a record may have: negative ones mean other things to a broker, -1 the end.
+    """
     if word in ("earliest", "latest"):
         return word, 0
     if re.fullmatch(r"[0-9]+", word):
@@ -124,7 +129,7 @@ def parse_start(word: str) -> tuple[str, int]:
     if re.fullmatch(r"-[0-9]+", word):
         return "last", int(word[1:])
     if re.fullmatch(r"@[0-9]+", word):
-        return "time", int(word[1:])
+        return "time", min(int(word[1:]), _TIME_MS_MAX)
     try:
         moment = datetime.fromisoformat(word)
     except ValueError:
@@ -134,7 +139,7 @@ def parse_start(word: str) -> tuple[str, int]:
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return "time", int(moment.timestamp() * 1000)
+    return "time", max((moment - _EPOCH) // timedelta(milliseconds=1), 0)
 
 
 def make_format(form: str) -> Format:

@@ -10,6 +10,7 @@ of the same cluster.
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,8 @@ from penstock.text import harmless
 GRPC_PORT_OFFSETS: Final = (2, -98)
 """From a gateway's Kafka port, and from its direct one."""
 GATEWAY_DEFAULT: Final = "127.0.0.1:9094"
+_PAUSES_S: Final = (0.2, 0.6, 1.2)
+"""Between tries where something takes connections and no call."""
 
 
 def find_gateway(
@@ -102,15 +105,20 @@ def cluster_id_at(address: str, connector: Connector = PLAINTEXT) -> str | reach
     if seen.speaks in (None, reach.Speaks.KAFKA):
         return seen
     _, answer_s = reach.timeouts_s()
-    with open_gateway(address, connector) as gateway:
-        try:
-            metadata = gateway.metadata()
-            answer = gateway.stub.Describe(gateway_pb2.DescribeRequest(), timeout=answer_s, metadata=metadata)
-        except grpc.RpcError as error:
-            return reach.Problem(
-                address, _why(error, seen, connector.file is not None and connector.file.tls)
-            )
-    return base64.urlsafe_b64encode(answer.cluster_id).rstrip(b"=").decode()
+    pauses_s = list(_PAUSES_S)
+    while True:
+        with open_gateway(address, connector) as gateway:
+            try:
+                answer = gateway.stub.Describe(
+                    gateway_pb2.DescribeRequest(), timeout=answer_s, metadata=gateway.metadata()
+                )
+                return base64.urlsafe_b64encode(answer.cluster_id).rstrip(b"=").decode()
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or not pauses_s:
+                    tls = connector.file is not None and connector.file.tls
+                    return reach.Problem(address, _why(error, seen, tls))
+        # Behind a balancer: the gateway that it chose may just have gone.
+        time.sleep(pauses_s.pop(0))
 
 
 def _why(error: Any, seen: reach.Problem, tls: bool) -> str:

@@ -38,13 +38,31 @@ def scale_nodes(admin: Admin, scaler: Scaler, how: How, scaling: Scaling) -> Non
         _fewer_nodes(admin, scaler, how, scaling, nodes)
         return
     live = sum(node.condition != _FENCED for node in nodes)
-    extra = scaler.spares([node.node_id for node in nodes])
+    extra = scaler.spares([node.node_id for node in nodes], lambda: removed_nodes(admin))
     if scaling.count > len(nodes) or live < scaling.count:
         _more_nodes(admin, scaler, how, scaling, nodes, extra)
-    elif extra:
+        return
+    if extra:
         _stop_spares(scaler, how, scaling, extra)
-    else:
+    is_filled = not scaler.is_numbered and _fill(admin, how, scaling)
+    if not (extra or is_filled):
         note(f"there are {scaling.count} storage nodes already")
+
+
+def removed_nodes(admin: Admin) -> set[int]:
+    """Ids of nodes that operations have removed, as far back as the cluster remembers."""
+    from penstock_proto.v1 import metadata_pb2
+
+    return {
+        node_id
+        for operation in admin.operations(ended=True)
+        if operation.record.state == metadata_pb2.OPERATION_STATE_DONE
+        and (
+            operation.record.kind == "node-remove"
+            or (operation.record.kind == "node-replace" and operation.record.parameters.replacement_node_id)
+        )
+        for node_id in operation.record.parameters.node_ids
+    }
 
 
 def _more_nodes(
@@ -79,12 +97,49 @@ def _more_nodes(
         scaling.started += scaler.start_more(NODE, starting)
         scaler.wait_until_well(NODE, scaling.started, LIVE_TIMEOUT_S)
     new = _await_live(admin, scaling, nodes)
+    new = sorted({*new, *_without_share(admin)})
     if not new:
         note(f"{scaling.count} storage nodes are live; none of them is new")
         return
     note(f"live: {', '.join(f'node {node_id}' for node_id in new)}")
     asked = Asked("node-add", {"node_ids": new})
     _carry_out(admin, asked, how, scaling, follows=how.wait_s is not None or how.watch)
+
+
+def _fill(admin: Admin, how: How, scaling: Scaling) -> bool:
+    """Give nodes their share that a command which was cut short has started; whether there was anything to give."""
+    empty = _without_share(admin)
+    if not empty:
+        return False
+    asked = Asked("node-add", {"node_ids": empty})
+    plan = _plan_of_new(admin, plan_request(asked, how))
+    if plan.runnable and not plan.moves:
+        return False
+    show(scaling, how, f"give {_named(empty)}, which hold{'s' * (len(empty) == 1)} nothing yet, their share")
+    if how.dry_run:
+        from penstock_core.operation_documents import plan_document
+
+        scaling.plans.append(plan_document(plan))
+        if not how.as_json:
+            plans.show_plan(scaling.plans[-1])
+        why = plans.refusal(scaling.plans[-1])
+        if why is not None:
+            raise Ended(CommandError(why, ExitCode.REFUSED))
+        return True
+    _carry_out(admin, asked, how, scaling, follows=how.wait_s is not None or how.watch)
+    return True
+
+
+def _without_share(admin: Admin) -> list[int]:
+    """Live nodes that hold nothing, where others do, and that no operation is about."""
+    nodes = admin.nodes()
+    empty = {node.node_id for node in nodes if node.condition == "ok" and not node.replicas}
+    if not empty or not any(node.replicas for node in nodes):
+        return []
+    for operation in admin.operations(ended=False):
+        parameters = operation.record.parameters
+        empty.difference_update(parameters.node_ids, [parameters.replacement_node_id])
+    return sorted(empty)
 
 
 def _await_live(admin: Admin, scaling: Scaling, before: Sequence[Candidate]) -> list[int]:

@@ -53,24 +53,58 @@ def run() -> None:
 @click.option("--compact", is_flag=True, help="Join small files afterwards.")
 @click.option(
     "--format", "form", type=click.Choice(["parquet", "iceberg"]), default="parquet", show_default=True,
-    help="Of the files. iceberg is not built yet.",
+    help="iceberg: the files are a table too.",
 )  # fmt: skip
+@click.option("--table", default="", metavar="NS.T", help="The table; with --format iceberg.")
+@click.option(
+    "--catalog",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file with the name and the properties of the table's catalog; with --format iceberg.",
+)
 @isolation_option
 @job_options
-def archive(topic: str, to: str, by: str, compact: bool, form: str, isolation: str, **common: Any) -> int:
+def archive(
+    topic: str,
+    to: str,
+    by: str,
+    compact: bool,
+    form: str,
+    table: str,
+    catalog: Path | None,
+    isolation: str,
+    **common: Any,
+) -> int:
     """Archive a topic as Parquet files by date (UTC), each record once; the next run adds what is new.
 
     DIR/_penstock/manifest says what is in the archive: a micro-batch is, once its manifest is there. Read it with
     pyspark_penstock.jobs.read_archive, or name the files of the manifests to any reader of Parquet.
 
+    --format iceberg adds each micro-batch as a snapshot to a table of Iceberg, which is made where it is not there and
+    refers to the archive's files. It takes pip install 'penstock-spark[iceberg]', and goes with no --compact.
+
     \b
     Examples:
       penstock spark run archive --topic flights --to /data/flights
       penstock spark run archive --topic flights --to /data/flights --by hour --compact --json
+      penstock spark run archive --topic t --to /data/t --format iceberg --table lake.t --catalog lake.toml
     """
-    if form != "parquet":
-        raise click.UsageError(f"--format {form} is not built yet; leave it out for parquet")
-    wanted = {"topic": topic, "to": to, "by": by, "compact": compact, "isolation": isolation}
+    if form == "iceberg" and (not table or catalog is None):
+        raise click.UsageError("--format iceberg takes --table and --catalog")
+    if form != "iceberg" and (table or catalog is not None):
+        raise click.UsageError("--table and --catalog go with --format iceberg")
+    if form == "iceberg" and compact:
+        raise click.UsageError("--compact does not go with --format iceberg: the table refers to the files")
+    wanted = {
+        "topic": topic,
+        "to": to,
+        "by": by,
+        "compact": compact,
+        "format": form,
+        "table": table,
+        "catalog": "" if catalog is None else str(catalog.absolute()),
+        "isolation": isolation,
+    }
     return run_job("archive", wanted, Cluster.of(click.get_current_context(), common))
 
 

@@ -20,7 +20,8 @@ import click
 
 from penstock.cli.client_files import own_connector
 from penstock.cli.gateways import find_gateway
-from penstock.cli.local_gateways import directory_of
+from penstock.cli.kafka import connector_of
+from penstock.cli.local_gateways import directory_of, local_gateways
 from penstock.cli.output import note, print_facts, print_json, print_table
 from penstock.connector import PLAINTEXT, load
 from penstock.errors import CommandError, ExitCode
@@ -52,10 +53,13 @@ class Cluster:
         file: Path | None = common["credentials_file"]
         if file is not None:
             connector = load(file)
+        elif bootstrap and not common["gateway"]:
+            connector = connector_of(bootstrap)
         else:
-            connector = (
-                own_connector(directory, common["gateway"]) if common["gateway"] else None
-            ) or PLAINTEXT
+            addresses = common["gateway"] or ",".join(local_gateways(directory, "grpc").addresses)
+            connector = own_connector(directory, addresses) or PLAINTEXT
+        if file is None and connector.file is not None:
+            file = Path(connector.file.path)  # Spark's processes read it for themselves
         found = find_gateway(common["gateway"], bootstrap, directory, connector)
         return cls(
             common["gateway"] or found,
@@ -184,6 +188,10 @@ def _show(result: Mapping[str, Any], as_json: bool) -> None:
         facts.append(("written to", result["out"]))
     if "archive" in result:
         facts.append(("archive", f"{result['archive']['files']} files, {result['archive']['rows']} rows"))
+    if "iceberg" in result:
+        facts.append(
+            ("table", f"{result['iceberg']['table']}, {result['iceberg']['snapshots_added']} snapshots added")
+        )
     print_facts(facts)
     if rows := result.get("partitions"):
         click.echo()

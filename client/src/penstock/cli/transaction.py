@@ -51,7 +51,7 @@ def list_transactions(
     \b
     Examples:
       penstock transaction list
-      penstock transaction list --state Ongoing --longer-than 60
+      penstock transaction list --state Ongoing --state PrepareCommit --longer-than 60
       penstock transaction list --pattern 'etl-.*' --json
     """
     check_reachable(bootstrap)

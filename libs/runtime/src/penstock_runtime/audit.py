@@ -21,11 +21,11 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock_core.security.audit import CHANGE, LOST, Event, Sums, line, sums_of
+from penstock_core.security.audit import CHANGE, LOST, Event, Sums, line, shortened, sums_of
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.audit_file import STDERR, FileSink, Sink, StderrSink
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
-from penstock_runtime.logs import Log
+from penstock_runtime.logs import Log, error_fields
 from penstock_runtime.settings import RoleSettings
 
 WAITING_MAX: Final = 20_000
@@ -130,6 +130,7 @@ class AuditLog(Audit):
     def tell(self, event: Event, more: More | None = None) -> None:
         """See `Audit`."""
         super().tell(event)
+        event = shortened(event)
         kind = event["event"], event.get("outcome")
         with self._turn:
             sums = self._sums.get(kind)
@@ -183,12 +184,21 @@ class AuditLog(Audit):
     def _write(self, told: Iterable[tuple[int, Event | Expand]]) -> None:
         batch = bytearray()
         for time_ms, what in told:
-            for event in what() if callable(what) else (what,):
-                batch += line(event, self._process(), time_ms).encode("utf-8", "backslashreplace") + b"\n"
+            for each in self._lines(time_ms, what):
+                batch += each
                 if len(batch) >= _BATCH_BYTES:
                     self._write_out(bytes(batch))
                     batch.clear()
         self._write_out(bytes(batch))
+
+    def _lines(self, time_ms: int, what: Event | Expand) -> Iterable[bytes]:
+        """Its lines. What cannot be told is an error of ours, and no reason to tell nothing ever after."""
+        try:
+            for event in what() if callable(what) else (what,):
+                yield line(event, self._process(), time_ms).encode("utf-8", "backslashreplace") + b"\n"
+        except Exception as error:
+            self.lost += 1
+            self._log.error("an event of the audit log cannot be told", **error_fields(error))
 
     def _write_out(self, data: bytes) -> None:
         """Write all of it; while that cannot be done others wait in line, until there are too many of them."""

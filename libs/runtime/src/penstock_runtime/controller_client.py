@@ -30,7 +30,7 @@ import grpc.aio
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import controller_pb2_grpc
-from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.grpc_tools import CHANNEL_CLOSED, ChannelPool, was_cut_off
 from penstock_runtime.lifecycle import monotonic_ms
 from penstock_runtime.security.methods import CONTROLLER
 from penstock_runtime.settings import parse_member
@@ -316,12 +316,20 @@ class ControllerStream(Generic[RequestT, ResponseT]):
             await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as e:
             raise self._over(e) from None
+        except asyncio.CancelledError as e:
+            if not was_cut_off():
+                raise
+            raise self._over(e) from None
 
     async def read(self) -> ResponseT:
         """The next message."""
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as e:
+            raise self._over(e) from None
+        except asyncio.CancelledError as e:
+            if not was_cut_off():
+                raise
             raise self._over(e) from None
         if message is grpc.aio.EOF:  # type: ignore[attr-defined]
             # A stream that ended well has its status still to give.
@@ -348,7 +356,7 @@ class ControllerStream(Generic[RequestT, ResponseT]):
             detail = error.details() or error.code().name
             self._client._learn_from(self.address, error)
         elif error is not None:
-            detail = "already over"
+            detail = CHANNEL_CLOSED if isinstance(error, asyncio.CancelledError) else "already over"
             self._client.forget_active(self.address)
         else:
             self._client.forget_active(self.address)

@@ -7,13 +7,14 @@ certificate, are not counted: what they may have open is bounded where it is ser
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import grpc
 import grpc.aio
 
+from penstock_core.security.login_limits import network, shares_of
 from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.security.callers import caller
 
@@ -45,6 +46,15 @@ def kernel_key(host: str, port: int) -> PeerKey:
     return PeerKey(host.removeprefix("::ffff:").partition("%")[0], port)
 
 
+def counted_as(host: str) -> Iterator[tuple[str, int]]:
+    """As what an address counts, each with how many shares of one address it may have: as itself, and of IPv6 as its
+    /64, of which whoever has one address has them all."""
+    yield host, 1
+    whose = network(host)
+    if (shares := shares_of(whose)) > 1:
+        yield f"{whose}/64", shares
+
+
 class Peer:
     """Who has called by one connection."""
 
@@ -68,7 +78,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self.peers: dict[PeerKey, Peer] = {}
         """Who has made a call that counts; until `forget`."""
         self.by_address: dict[str, int] = {}
-        """Open calls that are not our own roles'."""
+        """Open calls that are not our own roles', also by the /64 of IPv6."""
         self.open = 0
         self.calls = 0
 
@@ -96,12 +106,14 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return known[1]
 
     def _refusal(self, address: str) -> str:
-        bounds, of_address = self._bounds, self.by_address.get(address, 0)
-        if address and of_address >= bounds.calls_per_address_max:
-            return (
-                f"{of_address} calls of {address} are open, and grpc_calls_per_address_max ="
-                f" {bounds.calls_per_address_max}; end some, or raise it"
-            )
+        bounds = self._bounds
+        for whose, shares in counted_as(address):
+            open_calls = self.by_address.get(whose, 0)
+            if address and open_calls >= bounds.calls_per_address_max * shares:
+                return (
+                    f"{open_calls} calls of {whose} are open, and grpc_calls_per_address_max ="
+                    f" {bounds.calls_per_address_max}; end some, or raise it"
+                )
         if self.open >= bounds.calls_max:
             return (
                 f"{self.open} calls are open, and grpc_calls_max = {bounds.calls_max}; try again, or raise it"
@@ -127,20 +139,23 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             peer.is_ours = is_ours
         if not counts:
             return peer, None
-        self.open += 1
-        self.by_address[address] = self.by_address.get(address, 0) + 1
+        self._counts(address, 1)
         return peer, address
+
+    def _counts(self, address: str, change: int) -> None:
+        """A call of that address has begun (1), or ended (-1)."""
+        self.open += change
+        for whose, _ in counted_as(address):
+            if left := self.by_address.get(whose, 0) + change:
+                self.by_address[whose] = left
+            else:
+                del self.by_address[whose]
 
     def _leave(self, peer: Peer | None, address: str | None) -> None:
         if peer is not None:
             peer.open_calls -= 1
         if address is not None:
-            self.open -= 1
-            left = self.by_address[address] - 1
-            if left:
-                self.by_address[address] = left
-            else:
-                del self.by_address[address]
+            self._counts(address, -1)
 
     def _count(self, handler: Handler, proves: bool) -> Handler:
         enter, leave = self._enter, self._leave

@@ -7,7 +7,8 @@ sees its end as it sees any other. None of this takes a new descriptor: somebody
 
 Who goes first, of whichever address has most: connections by which nobody has called yet, the oldest of them, for
 whoever dials for a purpose calls at once; then those without an open call, the longest unused one; then the newest.
-A role of this cluster, by its certificate, never goes.
+A role of this cluster, by its certificate, never goes. Addresses of one /64 of IPv6 are one address there; it has four
+times as many connections as one of them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock_core.security.login_limits import NETWORK_SHARES, network
 from penstock_runtime.grpc_bounds import GrpcBounds
-from penstock_runtime.grpc_calls import OpenCalls, PeerKey, kernel_key
+from penstock_runtime.grpc_calls import OpenCalls, PeerKey, counted_as, kernel_key
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.logs import CONSTANT, get_log
 
@@ -258,11 +260,12 @@ class GrpcConnections:
         doomed = self._most_of(strangers, len(strangers) - bounds.strangers_max)
         gone = {each.descriptor for each in doomed}
         here = [each for each in here if each.descriptor not in gone]
-        for each in _by_address(here).values():
-            more = self._most_of(each, len(each) - bounds.connections_per_address_max)
-            gone.update(each.descriptor for each in more)
-            doomed += more
-        here = [each for each in here if each.descriptor not in gone]
+        for shares in (1, NETWORK_SHARES):
+            for each in _counted_by_address(here, shares).values():
+                more = self._most_of(each, len(each) - bounds.connections_per_address_max * shares)
+                gone.update(each.descriptor for each in more)
+                doomed += more
+            here = [each for each in here if each.descriptor not in gone]
         doomed += self._most_of(here, len(here) - bounds.connections_max)
         return [(each, self._priority(each)[0]) for each in doomed]
 
@@ -286,15 +289,14 @@ class GrpcConnections:
     def _room(self, here: list[Connection]) -> int:
         """How many may come before a bound can be passed."""
         bounds = self._bounds
-        of_address = max(map(len, _by_address(here).values()), default=0)
+        of_addresses = [
+            bounds.connections_per_address_max * shares
+            - max(map(len, _counted_by_address(here, shares).values()), default=0)
+            for shares in (1, NETWORK_SHARES)
+        ]
         strangers = sum(map(self._is_stranger, here))
         return max(
-            0,
-            min(
-                bounds.strangers_max - strangers,
-                bounds.connections_per_address_max - of_address,
-                bounds.connections_max - len(here),
-            ),
+            0, min(bounds.strangers_max - strangers, *of_addresses, bounds.connections_max - len(here))
         )
 
     def _which(self, here: list[Connection]) -> str:
@@ -303,12 +305,14 @@ class GrpcConnections:
         strangers = sum(map(self._is_stranger, here))
         if strangers > bounds.strangers_max:
             return f"{strangers} have not called, and grpc_strangers_max = {bounds.strangers_max}"
-        address, most = max(((a, len(e)) for a, e in _by_address(here).items()), key=lambda each: each[1])
-        if most > bounds.connections_per_address_max:
-            return (
-                f"{most} are of {address}, and grpc_connections_per_address_max ="
-                f" {bounds.connections_per_address_max}"
-            )
+        for shares in (1, NETWORK_SHARES):
+            counted = _counted_by_address(here, shares)
+            address = max(counted, key=lambda each: len(counted[each]), default="")
+            if address and len(counted[address]) > bounds.connections_per_address_max * shares:
+                return (
+                    f"{len(counted[address])} are of {address}, and grpc_connections_per_address_max ="
+                    f" {bounds.connections_per_address_max}"
+                )
         return f"there were {len(here)}, and grpc_connections_max = {bounds.connections_max}"
 
 
@@ -325,9 +329,20 @@ def _only_host(host: str) -> str:
 
 
 def _by_address(connections: Iterable[Connection]) -> dict[str, list[Connection]]:
+    """By what counts as one address where somebody has to go."""
     found: dict[str, list[Connection]] = {}
     for each in connections:
-        found.setdefault(each.key.host, []).append(each)
+        found.setdefault(network(each.key.host), []).append(each)
+    return found
+
+
+def _counted_by_address(connections: Iterable[Connection], shares: int) -> dict[str, list[Connection]]:
+    """By what may have so many shares of one address: by itself, or by the /64 of IPv6."""
+    found: dict[str, list[Connection]] = {}
+    for each in connections:
+        for whose, has in counted_as(each.key.host):
+            if has == shares:
+                found.setdefault(whose, []).append(each)
     return found
 
 

@@ -83,7 +83,9 @@ SERVER_OPTIONS: Options = (
 TLS_CHANNEL_OPTIONS: Options = (("grpc.client_idle_timeout_ms", 60_000),)
 """A channel without calls disconnects: so one of an older certificate is known to be done."""
 OLD_CHANNEL_S_MAX = 24 * 3600.0
-"""Streams on an older certificate are cut off after that."""
+"""Streams on an older certificate are cut off after that: see `was_cut_off`."""
+CHANNEL_CLOSED = "its channel was closed"
+"""Why a stream ended that was cut off."""
 _OLD_LOOK_S = 1.0
 _TELL_AGAIN_S = 60.0
 
@@ -117,7 +119,13 @@ async def serve(
     guards = interceptors
     if tls is not None:
         domain = tls.current.identity.trust_domain
-        guard = RoleGuard(domain, refused=tls.refused, takes_plaintext=tls.takes_plaintext, audit=audit)
+        guard = RoleGuard(
+            domain,
+            refused=tls.refused,
+            takes_plaintext=tls.takes_plaintext,
+            audit=audit,
+            wall_s=time.time,
+        )
         guards = (guard, *interceptors)
     bounds = bounds or GrpcBounds()
     calls = OpenCalls(bounds)
@@ -129,7 +137,7 @@ async def serve(
     server = grpc.aio.server(options=options, interceptors=(*guards, calls))
     add_services(server)
     if tls is not None and tls.takes_plaintext:
-        return await _serve_both(server, bind, setting, tls, allow_insecure_bind)
+        return await _serve_both(server, bind, setting, tls, allow_insecure_bind, bounds)
     target = f"[::]:{address.port}" if address.host in ("", "*") else str(address)
     try:
         port = (
@@ -162,11 +170,16 @@ def _bound_connections(server: grpc.aio.Server, connections: GrpcConnections) ->
 
 
 async def _serve_both(
-    server: grpc.aio.Server, bind: str, setting: str, tls: TlsFiles, allow_insecure_bind: Plaintext
+    server: grpc.aio.Server,
+    bind: str,
+    setting: str,
+    tls: TlsFiles,
+    allow_insecure_bind: Plaintext,
+    bounds: GrpcBounds,
 ) -> tuple[grpc.aio.Server, Endpoint]:
     """`serve` on a port that takes TLS and plaintext."""
     sockets, endpoint = bind_sockets(bind, setting, allow_insecure_bind=allow_insecure_bind)
-    ways = BothWays()
+    ways = BothWays(bounds)
     server.add_secure_port(f"unix:{ways.tls}", server_credentials(tls))
     server.add_insecure_port(f"unix:{ways.plain}")
     await server.start()
@@ -351,6 +364,16 @@ async def probe(host: str, port: int, timeout_ms: int) -> Probe:
         return Probe.SILENT
 
 
+def was_cut_off() -> bool:
+    """Of a CancelledError that a call raised: whether the call's channel was closed under it. Else the task that runs
+    is being cancelled, and has to end.
+
+    gRPC says the same of both, and a task that takes the one for the other ends without a word.
+    """
+    task = asyncio.current_task()
+    return task is None or not task.cancelling()
+
+
 async def fail(
     context: grpc.aio.ServicerContext[Any, Any], status: grpc.StatusCode, message: str
 ) -> NoReturn:
@@ -359,6 +382,7 @@ async def fail(
 
 
 __all__ = [
+    "CHANNEL_CLOSED",
     "CHANNEL_OPTIONS",
     "SERVER_OPTIONS",
     "ChannelPool",
@@ -367,4 +391,5 @@ __all__ = [
     "fail",
     "probe",
     "serve",
+    "was_cut_off",
 ]

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol, cast
 
+from penstock_core.security.login_limits import network
+
 CONNECTIONS_MAX: Final = 64
 REQUEST_TIMEOUT_S: Final = 10.0
 """From the connection, or from the first byte of a later request, to the end of the header."""
@@ -106,7 +108,7 @@ async def accept_tls(listening: socket.socket, door: HttpDoor, context: Callable
             except OSError:
                 await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
                 continue
-            greeting = _Greeting(str(address[0]), client)
+            greeting = _Greeting(network(str(address[0])), client)
             if not door.takes(greeting):
                 client.close()
                 continue
@@ -157,7 +159,7 @@ class BoundedHttp(asyncio.Protocol):
         if self._greeting is not None:
             self._door.let_go(self._greeting)
         peer = transport.get_extra_info("peername")
-        self.host = str(peer[0]) if peer else ""
+        self.host = network(str(peer[0])) if peer else ""
         if not self._door.takes(self):
             self._transport.abort()
             return

@@ -36,6 +36,11 @@ EXIT_FAILED = 70
 EXIT_START_AGAIN = 75
 """Of a role that asked for `start_again` where the process cannot begin anew by itself."""
 LOOP_TICK_MS = 100
+REST_TICK_MS = 250
+"""The same of a loop at rest: most of what a process without work does are its ticks."""
+REST_SHARE_MAX = 0.05
+REST_LATE_S_MAX = 0.01
+"""A loop that was busy for a greater part of the time since the last tick, or late by more, is not at rest."""
 LAG_WINDOW_S = 60.0
 LOOP_STUCK_S = 2.0
 """A loop that is later than that counts as stuck: /healthz says so."""
@@ -77,7 +82,7 @@ class Lifecycle:
         self.identity = identity
         """Which one of its role it is; "" until that is known."""
         self.loop_ticks = 0
-        """Turns of the event loop, one per 100 ms while it is not stuck."""
+        """Ticks of the event loop: one every 100 ms, or 250 ms at rest, while it is not stuck."""
         self.boot_id = uuid.uuid4().bytes
         self.log = get_log(role=role, **({"id": identity} if identity else {}))
         self.registry = CollectorRegistry()
@@ -93,6 +98,10 @@ class Lifecycle:
         self._tick: asyncio.TimerHandle | None = None
         self._at_tick: list[Callable[[], None]] = []
         self._next_tick = 0.0
+        self._ticked_s = self._ticked_cpu_s = 0.0
+        """When the last tick came, and what the loop had worked until then."""
+        self.is_at_rest = False
+        """Whether the loop had next to nothing to do between the last two ticks."""
         self._loop_time: Callable[[], float] = time.monotonic
         self._add_process_metrics()
 
@@ -278,7 +287,8 @@ class Lifecycle:
         """Count turns of the event loop and measure how late its timers are."""
         loop = asyncio.get_running_loop()
         self._loop_time = loop.time
-        self._next_tick = loop.time() + LOOP_TICK_MS / 1000
+        self._ticked_s, self._ticked_cpu_s = loop.time(), self._loop_metrics.cpu_s()
+        self._next_tick = self._ticked_s + LOOP_TICK_MS / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
 
     def stop_ticking(self) -> None:
@@ -288,7 +298,8 @@ class Lifecycle:
             self._tick = None
 
     def at_tick(self, look: Callable[[], None]) -> Callable[[], None]:
-        """Call `look` at every tick, until what is returned is called: no timer of its own wakes for it."""
+        """Call `look` at every tick until what is returned is called: no timer of its own wakes for it. A loop at
+        rest has a tick every 250 ms."""
         self._at_tick.append(look)
         return lambda: self._at_tick.remove(look)
 
@@ -299,11 +310,18 @@ class Lifecycle:
         self._lag_max.add(now, late_s)
         self._loop_metrics.lag.observe(late_s)
         write_folded()
-        self._next_tick = now + LOOP_TICK_MS / 1000
+        self.is_at_rest = self._had_rest(now, late_s)
+        self._next_tick = now + (REST_TICK_MS if self.is_at_rest else LOOP_TICK_MS) / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
         # Whatever one of them raises, the next tick comes: without it the loop counts as stuck.
         for look in tuple(self._at_tick):
             look()
+
+    def _had_rest(self, now: float, late_s: float) -> bool:
+        cpu_s = self._loop_metrics.cpu_s()
+        worked_s, passed_s = cpu_s - self._ticked_cpu_s, now - self._ticked_s
+        self._ticked_s, self._ticked_cpu_s = now, cpu_s
+        return late_s <= REST_LATE_S_MAX and worked_s <= REST_SHARE_MAX * passed_s
 
 
 ClockMs = Callable[[], int]

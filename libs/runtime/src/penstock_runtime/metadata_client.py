@@ -36,6 +36,7 @@ from penstock_core.metadata.image import ImageBuilder, MetadataImage
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_tools import CHANNEL_CLOSED, was_cut_off
 from penstock_runtime.logs import Log, get_log, one_line
 
 ImageCallback = Callable[[MetadataImage, MetadataImage, Sequence[metadata_pb2.MetadataRecord]], None]
@@ -91,8 +92,8 @@ class MetadataClient:
     def on_change(self, callback: ImageCallback) -> Callable[[], None]:
         """Call `callback(old, new, records)` at every change; the result takes it off again.
 
-        After a snapshot `records` are those of the whole image. A callback that raises is
-        a failure of the role.
+        After a snapshot `records` are those of the whole image, which may be of the very next
+        version (`is_whole_image` tells). A callback that raises is a failure of the role.
         """
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
@@ -178,8 +179,8 @@ class MetadataClient:
         except grpc.aio.AioRpcError as e:
             return guard.reason or self._why_ended(e)
         except asyncio.CancelledError:
-            if guard.reason and not _is_being_cancelled():
-                return guard.reason
+            if was_cut_off():  # by the guard, or with its channel
+                return guard.reason or CHANNEL_CLOSED
             raise
         finally:
             guard.stop()
@@ -336,11 +337,6 @@ class _StallGuard:
 def _give_up(future: asyncio.Future[bool]) -> None:
     if not future.done():
         future.set_result(False)
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 __all__ = ["KEEPALIVE_MS", "NEVER_MS", "STALL_MS", "ImageCallback", "MetadataClient"]

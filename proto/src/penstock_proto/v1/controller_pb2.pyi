@@ -86,6 +86,7 @@ class RegisterNodeRequest(_message.Message):
     CLEAN_SHUTDOWN_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     """Cluster id from meta.properties, 16 bytes; empty in a new directory."""
     node_id: _builtins.int
@@ -115,6 +116,12 @@ class RegisterNodeRequest(_message.Message):
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """See NodeRecord."""
 
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartitionId]:
+        """Those of `damaged` of which nothing is left: the node would lead with an
+        empty log. An older controller knows them as damaged.
+        """
+
     def __init__(
         self,
         *,
@@ -130,10 +137,11 @@ class RegisterNodeRequest(_message.Message):
         clean_shutdown: _builtins.bool = ...,
         damaged: _abc.Iterable[Global___TopicPartitionId] | None = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        gone: _abc.Iterable[Global___TopicPartitionId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grpc", b"grpc", "http", b"http", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "clean_shutdown", b"clean_shutdown", "cluster_id", b"cluster_id", "damaged", b"damaged", "directory_id", b"directory_id", "grpc", b"grpc", "http", b"http", "listeners", b"listeners", "node_id", b"node_id", "process", b"process", "rack", b"rack", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apis", b"apis", "clean_shutdown", b"clean_shutdown", "cluster_id", b"cluster_id", "damaged", b"damaged", "directory_id", b"directory_id", "gone", b"gone", "grpc", b"grpc", "http", b"http", "listeners", b"listeners", "node_id", b"node_id", "process", b"process", "rack", b"rack", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -499,7 +499,9 @@ class SizeRangesRequest(_message.Message):
     cut_bytes: _builtins.int
     """Cuts lie about so many bytes apart; 0: none are wanted."""
     cuts_max: _builtins.int
-    """Most cuts in one range; they lie further apart where more were needed. 0 means 1,000."""
+    """Most cuts in one range; they lie further apart where more were needed. 0 means 1,000. All ranges of one node have
+    100,000 together: later ones have fewer, or none.
+    """
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetRange]: ...
     def __init__(

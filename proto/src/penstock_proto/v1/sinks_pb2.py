@@ -25,45 +25,45 @@ _sym_db = _symbol_database.Default()
 from penstock_proto.v1 import common_pb2 as penstock__proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock_proto/v1/sinks.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\"6\n\x08SinkUnit\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\"T\n\x0bStageTriple\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\"Q\n\nSinkCaller\x12\x16\n\x0eprincipal_type\x18\x01 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x03 \x01(\t\"\xc5\x01\n\x11\x42\x65ginStageRequest\x12#\n\x04unit\x18\x01 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x10\n\x08takeover\x18\x05 \x01(\x08\x12\x18\n\x10transactional_id\x18\x06 \x01(\t\x12\'\n\x06\x63\x61ller\x18\x07 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"\xb1\x01\n\x12\x42\x65ginStageResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x07verdict\x18\x02 \x01(\x0e\x32\x18.penstock.v1.UnitVerdict\x12(\n\x06triple\x18\x03 \x01(\x0b\x32\x18.penstock.v1.StageTriple\x12#\n\x04last\x18\x04 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\"\xd1\x01\n\x11\x43ommitUnitRequest\x12#\n\x04unit\x18\x01 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12)\n\x07triples\x18\x02 \x03(\x0b\x32\x18.penstock.v1.StageTriple\x12\x10\n\x08takeover\x18\x03 \x01(\x08\x12#\n\x04rows\x18\x04 \x03(\x0b\x32\x15.penstock.v1.UnitRows\x12\x0c\n\x04once\x18\x05 \x01(\x08\x12\'\n\x06\x63\x61ller\x18\x06 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\":\n\x08UnitRows\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0c\n\x04rows\x18\x03 \x01(\x03\"\xaf\x01\n\x12\x43ommitUnitResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x07verdict\x18\x02 \x01(\x0e\x32\x18.penstock.v1.UnitVerdict\x12#\n\x04last\x18\x03 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12&\n\x04lost\x18\x04 \x01(\x0b\x32\x18.penstock.v1.StageTriple\"t\n\x11\x41\x62ortStageRequest\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12(\n\x06triple\x18\x02 \x01(\x0b\x32\x18.penstock.v1.StageTriple\x12\'\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"7\n\x12\x41\x62ortStageResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"L\n\x13\x44\x65scribeSinkRequest\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12\'\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"_\n\x14\x44\x65scribeSinkResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12$\n\x04sink\x18\x02 \x01(\x0b\x32\x16.penstock.v1.SinkState\"\xc5\x01\n\tSinkState\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12#\n\x04last\x18\x02 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12\x15\n\rdecided_at_ms\x18\x03 \x01(\x03\x12\x15\n\rending_stages\x18\x04 \x01(\r\x12#\n\x04rows\x18\x05 \x03(\x0b\x32\x15.penstock.v1.UnitRows\x12$\n\x04open\x18\x06 \x03(\x0b\x32\x16.penstock.v1.OpenStage\x12\x0c\n\x04once\x18\x07 \x01(\x08\"q\n\tOpenStage\x12(\n\x06triple\x18\x01 \x01(\x0b\x32\x18.penstock.v1.StageTriple\x12#\n\x04unit\x18\x02 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12\x15\n\rstarted_at_ms\x18\x03 \x01(\x03\";\n\x10ListSinksRequest\x12\'\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"]\n\x11ListSinksResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12%\n\x05sinks\x18\x02 \x03(\x0b\x32\x16.penstock.v1.SinkState*\xa3\x01\n\x0bUnitVerdict\x12\x1c\n\x18UNIT_VERDICT_UNSPECIFIED\x10\x00\x12\x16\n\x12UNIT_VERDICT_WRITE\x10\x01\x12\x15\n\x11UNIT_VERDICT_DONE\x10\x02\x12\x16\n\x12UNIT_VERDICT_STALE\x10\x03\x12\x18\n\x14UNIT_VERDICT_FOREIGN\x10\x04\x12\x15\n\x11UNIT_VERDICT_LOST\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dpenstock_proto/v1/sinks.proto\x12\x0bpenstock.v1\x1a\x1epenstock_proto/v1/common.proto\"E\n\x08SinkUnit\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12\r\n\x05query\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x03\x12\r\n\x05input\x18\x04 \x01(\x0c\"T\n\x0bStageTriple\x12\x18\n\x10transactional_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x03 \x01(\x05\"Q\n\nSinkCaller\x12\x16\n\x0eprincipal_type\x18\x01 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x02 \x01(\t\x12\x13\n\x0b\x63lient_host\x18\x03 \x01(\t\"\xc5\x01\n\x11\x42\x65ginStageRequest\x12#\n\x04unit\x18\x01 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x05\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x10\n\x08takeover\x18\x05 \x01(\x08\x12\x18\n\x10transactional_id\x18\x06 \x01(\t\x12\'\n\x06\x63\x61ller\x18\x07 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"\xb1\x01\n\x12\x42\x65ginStageResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x07verdict\x18\x02 \x01(\x0e\x32\x18.penstock.v1.UnitVerdict\x12(\n\x06triple\x18\x03 \x01(\x0b\x32\x18.penstock.v1.StageTriple\x12#\n\x04last\x18\x04 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\"\xd1\x01\n\x11\x43ommitUnitRequest\x12#\n\x04unit\x18\x01 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12)\n\x07triples\x18\x02 \x03(\x0b\x32\x18.penstock.v1.StageTriple\x12\x10\n\x08takeover\x18\x03 \x01(\x08\x12#\n\x04rows\x18\x04 \x03(\x0b\x32\x15.penstock.v1.UnitRows\x12\x0c\n\x04once\x18\x05 \x01(\x08\x12\'\n\x06\x63\x61ller\x18\x06 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\":\n\x08UnitRows\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0c\n\x04rows\x18\x03 \x01(\x03\"\xaf\x01\n\x12\x43ommitUnitResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12)\n\x07verdict\x18\x02 \x01(\x0e\x32\x18.penstock.v1.UnitVerdict\x12#\n\x04last\x18\x03 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12&\n\x04lost\x18\x04 \x01(\x0b\x32\x18.penstock.v1.StageTriple\"t\n\x11\x41\x62ortStageRequest\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12(\n\x06triple\x18\x02 \x01(\x0b\x32\x18.penstock.v1.StageTriple\x12\'\n\x06\x63\x61ller\x18\x03 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"7\n\x12\x41\x62ortStageResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\"L\n\x13\x44\x65scribeSinkRequest\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12\'\n\x06\x63\x61ller\x18\x02 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"_\n\x14\x44\x65scribeSinkResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12$\n\x04sink\x18\x02 \x01(\x0b\x32\x16.penstock.v1.SinkState\"\xc5\x01\n\tSinkState\x12\x0c\n\x04sink\x18\x01 \x01(\t\x12#\n\x04last\x18\x02 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12\x15\n\rdecided_at_ms\x18\x03 \x01(\x03\x12\x15\n\rending_stages\x18\x04 \x01(\r\x12#\n\x04rows\x18\x05 \x03(\x0b\x32\x15.penstock.v1.UnitRows\x12$\n\x04open\x18\x06 \x03(\x0b\x32\x16.penstock.v1.OpenStage\x12\x0c\n\x04once\x18\x07 \x01(\x08\"q\n\tOpenStage\x12(\n\x06triple\x18\x01 \x01(\x0b\x32\x18.penstock.v1.StageTriple\x12#\n\x04unit\x18\x02 \x01(\x0b\x32\x15.penstock.v1.SinkUnit\x12\x15\n\rstarted_at_ms\x18\x03 \x01(\x03\";\n\x10ListSinksRequest\x12\'\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x17.penstock.v1.SinkCaller\"]\n\x11ListSinksResponse\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.penstock.v1.Error\x12%\n\x05sinks\x18\x02 \x03(\x0b\x32\x16.penstock.v1.SinkState*\xa3\x01\n\x0bUnitVerdict\x12\x1c\n\x18UNIT_VERDICT_UNSPECIFIED\x10\x00\x12\x16\n\x12UNIT_VERDICT_WRITE\x10\x01\x12\x15\n\x11UNIT_VERDICT_DONE\x10\x02\x12\x16\n\x12UNIT_VERDICT_STALE\x10\x03\x12\x18\n\x14UNIT_VERDICT_FOREIGN\x10\x04\x12\x15\n\x11UNIT_VERDICT_LOST\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'penstock_proto.v1.sinks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_UNITVERDICT']._serialized_start=1955
-  _globals['_UNITVERDICT']._serialized_end=2118
+  _globals['_UNITVERDICT']._serialized_start=1970
+  _globals['_UNITVERDICT']._serialized_end=2133
   _globals['_SINKUNIT']._serialized_start=78
-  _globals['_SINKUNIT']._serialized_end=132
-  _globals['_STAGETRIPLE']._serialized_start=134
-  _globals['_STAGETRIPLE']._serialized_end=218
-  _globals['_SINKCALLER']._serialized_start=220
-  _globals['_SINKCALLER']._serialized_end=301
-  _globals['_BEGINSTAGEREQUEST']._serialized_start=304
-  _globals['_BEGINSTAGEREQUEST']._serialized_end=501
-  _globals['_BEGINSTAGERESPONSE']._serialized_start=504
-  _globals['_BEGINSTAGERESPONSE']._serialized_end=681
-  _globals['_COMMITUNITREQUEST']._serialized_start=684
-  _globals['_COMMITUNITREQUEST']._serialized_end=893
-  _globals['_UNITROWS']._serialized_start=895
-  _globals['_UNITROWS']._serialized_end=953
-  _globals['_COMMITUNITRESPONSE']._serialized_start=956
-  _globals['_COMMITUNITRESPONSE']._serialized_end=1131
-  _globals['_ABORTSTAGEREQUEST']._serialized_start=1133
-  _globals['_ABORTSTAGEREQUEST']._serialized_end=1249
-  _globals['_ABORTSTAGERESPONSE']._serialized_start=1251
-  _globals['_ABORTSTAGERESPONSE']._serialized_end=1306
-  _globals['_DESCRIBESINKREQUEST']._serialized_start=1308
-  _globals['_DESCRIBESINKREQUEST']._serialized_end=1384
-  _globals['_DESCRIBESINKRESPONSE']._serialized_start=1386
-  _globals['_DESCRIBESINKRESPONSE']._serialized_end=1481
-  _globals['_SINKSTATE']._serialized_start=1484
-  _globals['_SINKSTATE']._serialized_end=1681
-  _globals['_OPENSTAGE']._serialized_start=1683
-  _globals['_OPENSTAGE']._serialized_end=1796
-  _globals['_LISTSINKSREQUEST']._serialized_start=1798
-  _globals['_LISTSINKSREQUEST']._serialized_end=1857
-  _globals['_LISTSINKSRESPONSE']._serialized_start=1859
-  _globals['_LISTSINKSRESPONSE']._serialized_end=1952
+  _globals['_SINKUNIT']._serialized_end=147
+  _globals['_STAGETRIPLE']._serialized_start=149
+  _globals['_STAGETRIPLE']._serialized_end=233
+  _globals['_SINKCALLER']._serialized_start=235
+  _globals['_SINKCALLER']._serialized_end=316
+  _globals['_BEGINSTAGEREQUEST']._serialized_start=319
+  _globals['_BEGINSTAGEREQUEST']._serialized_end=516
+  _globals['_BEGINSTAGERESPONSE']._serialized_start=519
+  _globals['_BEGINSTAGERESPONSE']._serialized_end=696
+  _globals['_COMMITUNITREQUEST']._serialized_start=699
+  _globals['_COMMITUNITREQUEST']._serialized_end=908
+  _globals['_UNITROWS']._serialized_start=910
+  _globals['_UNITROWS']._serialized_end=968
+  _globals['_COMMITUNITRESPONSE']._serialized_start=971
+  _globals['_COMMITUNITRESPONSE']._serialized_end=1146
+  _globals['_ABORTSTAGEREQUEST']._serialized_start=1148
+  _globals['_ABORTSTAGEREQUEST']._serialized_end=1264
+  _globals['_ABORTSTAGERESPONSE']._serialized_start=1266
+  _globals['_ABORTSTAGERESPONSE']._serialized_end=1321
+  _globals['_DESCRIBESINKREQUEST']._serialized_start=1323
+  _globals['_DESCRIBESINKREQUEST']._serialized_end=1399
+  _globals['_DESCRIBESINKRESPONSE']._serialized_start=1401
+  _globals['_DESCRIBESINKRESPONSE']._serialized_end=1496
+  _globals['_SINKSTATE']._serialized_start=1499
+  _globals['_SINKSTATE']._serialized_end=1696
+  _globals['_OPENSTAGE']._serialized_start=1698
+  _globals['_OPENSTAGE']._serialized_end=1811
+  _globals['_LISTSINKSREQUEST']._serialized_start=1813
+  _globals['_LISTSINKSREQUEST']._serialized_end=1872
+  _globals['_LISTSINKSRESPONSE']._serialized_start=1874
+  _globals['_LISTSINKSRESPONSE']._serialized_end=1967
 # @@protoc_insertion_point(module_scope)

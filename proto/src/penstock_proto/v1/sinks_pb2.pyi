@@ -67,21 +67,27 @@ class SinkUnit(_message.Message):
     SINK_FIELD_NUMBER: _builtins.int
     QUERY_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
     sink: _builtins.str
     query: _builtins.str
     """Who writes: a query's id, or a name that the application gives. Another query's unit is refused."""
     epoch: _builtins.int
     """Rises; 0 or more."""
+    input: _builtins.bytes
+    """Of what the unit was made, in at most 64 bytes, which only clients compare: said with CommitUnit, kept with the
+    decision, and told with `last`. Empty: it was not said.
+    """
     def __init__(
         self,
         *,
         sink: _builtins.str = ...,
         query: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        input: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "query", b"query", "sink", b"sink"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "input", b"input", "query", b"query", "sink", b"sink"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from penstock_controller.active.raft_metrics import RaftMetrics
 from penstock_controller.directory import DataDirectory
 from penstock_controller.metrics import ControllerMetrics
 from penstock_controller.quorum import Quorum, QuorumConfig, RaftPeer
-from penstock_controller.quorum.events import APPEND_PERIOD_S, QuorumEvent
+from penstock_controller.quorum.events import APPEND_PERIOD_S, REST_APPEND_S, QuorumEvent
 from penstock_controller.quorum.files import DamagedFile
 from penstock_controller.quorum.pysyncobj_pins import WrongLibrary
 from penstock_controller.quorum.quorum import QuorumPorts
@@ -207,6 +207,7 @@ def quorum_config(settings: ControllerSettings, directory: DataDirectory) -> Quo
         directory_id=directory.directory_id,
         cluster_id=directory.cluster_id,
         append_period_s=min(APPEND_PERIOD_S, silence_s / _APPENDS_IN_SILENCE),
+        rest_append_s=min(REST_APPEND_S, silence_s / _APPENDS_IN_SILENCE),
         silence_min_s=silence_s,
         silence_max_s=silence_s * _SILENCE_SPREAD,
         leader_fallback_s=silence_s * 1.2,

@@ -10,7 +10,8 @@ live node leaves the gateway ready: it answers rightly that nobody leads, and ta
 out of a balancer would help nobody.
 
 End: leave the metadata (other gateways name it no more) and serve on for `drain_delay_ms`, so
-that balancers notice; close the listeners after their responses, end native calls, close the relay.
+that balancers notice; where others are named, move clients to them (`Relay.hands_over`); close the listeners
+after their responses, end native calls, close the relay.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ _CATCH_UP_MS: Final = 5_000
 """How long a start waits for the newest metadata when no quorum answers."""
 _LEAVE_MS: Final = 1_000
 _LISTENER_STOP_MS: Final = 3_000
+_HAND_OVER_MS: Final = 600
+"""Who waits for records as long as clients do by default (500) asks once more in it."""
 _GRPC_STOP_S: Final = 2.0
 _ROUTE_TABLE: Final = Path("/proc/net/route")
 
@@ -294,6 +297,7 @@ class Gateway:
             await asyncio.gather(
                 self._registration.leave(_LEAVE_MS), asyncio.sleep(settings.drain_delay_ms / 1000)
             )
+            await self._hand_over()
             await asyncio.gather(*(listener.stop(_LISTENER_STOP_MS) for listener in self._listeners))
         finally:
             if grpc_server is not None:
@@ -302,6 +306,13 @@ class Gateway:
             await self._producer_ids.close()
             await self._http.stop()
             await self._channels.close()
+
+    async def _hand_over(self) -> None:
+        """Let clients find the gateways that are named in place of this one, if there are any of either."""
+        others = self._metadata.image.gateways.keys() - {self._settings.gateway_id}
+        if others and any(listener.connections for listener in self._listeners):
+            self._relay.hands_over = True
+            await asyncio.sleep(_HAND_OVER_MS / 1000)
 
     async def _serve_grpc(self) -> tuple[grpc.aio.Server, Endpoint]:
         settings, clocks = self._settings, self._ports.clocks

@@ -18,6 +18,9 @@ from penstock_storage_node.replica import background
 from penstock_storage_node.replica.compactor import Worker
 from penstock_storage_node.replication.replica import PartitionReplica
 from penstock_storage_node.replication.sender import PIECE_SIZES, PieceSizes
+from penstock_storage_node.rpc.catch_up_throttle import MESSAGE_BYTES_MIN
+from penstock_storage_node.rpc.paced_inlet import PacedInlet
+from penstock_storage_node.rpc.replication_lanes import NEAR_BYTES
 from penstock_storage_node.transactions.host import TICK_MS as TRANSACTION_TICK_MS
 from penstock_storage_node.transactions.host import TransactionHost
 
@@ -31,6 +34,7 @@ class NodeParts:
     registration: type[Registration] = Registration
     groups: type[GroupHost] = GroupHost
     transactions: type[TransactionHost] = TransactionHost
+    inlet: type[PacedInlet] = PacedInlet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +55,7 @@ class NodePorts(MemberPorts):
     transaction_tick_ms: int = TRANSACTION_TICK_MS
     pieces: PieceSizes = PIECE_SIZES
     """How large batches go to followers."""
+    near_bytes: int = NEAR_BYTES
+    """A replica with no more than that to fetch is fed by the live lane."""
+    throttled_message_bytes_min: int = MESSAGE_BYTES_MIN
+    """No message is made smaller for the sake of a rate."""

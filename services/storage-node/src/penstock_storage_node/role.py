@@ -194,7 +194,10 @@ class StorageNode:
     async def _claim(self) -> LogDirectory | None:
         """The data directory, locked; None of a spare that was told to stop before it got one."""
         settings, ports = self._settings, self._ports
-        directory_ports = DirectoryPorts(ports.fs(), ports.clocks.wall_ms, ports.new_uuid, ports.parts.log)
+        clocks = ports.clocks
+        directory_ports = DirectoryPorts(
+            ports.fs(), clocks.wall_ms, ports.new_uuid, ports.parts.log, steady_ms=clocks.ms
+        )
 
         def open_one() -> LogDirectory:
             if settings.slots_dir is not None:
@@ -249,6 +252,12 @@ class StorageNode:
                 f" set node_id = {directory.node_id} or choose another data_dir"
             )
         found = await self._pool.run(directory.scan)
+        if directory.missing:
+            self._lifecycle.log.warning(
+                "logs are gone that the last process had: others lead these partitions until this node has copied them",
+                count=len(directory.missing),
+                partitions=", ".join(f"{topic}-{number}" for topic, number in sorted(directory.missing)[:20]),
+            )
         if directory.leftovers:  # beside the opening: a full disk needs the space, nobody waits for it
             self._pool.write(directory.remove_leftovers, self._on_leftovers_removed)
         defaults = TopicConfig()
@@ -333,10 +342,13 @@ class StorageNode:
             credit_bytes=settings.catch_up_credit_bytes,
             bytes_per_s=settings.catch_up_bytes_per_s_max,
             pieces=ports.pieces,
+            near_bytes=ports.near_bytes,
         )
-        self._throttle = throttle = CatchUpThrottle(manager.registry, self._clocks.s)
+        self._throttle = throttle = CatchUpThrottle(
+            manager.registry, self._clocks.s, ports.throttled_message_bytes_min
+        )
         self._links = FollowerStreams(
-            manager, self._replica_channels, suspected_leaders.suspect, limits, throttle
+            manager, self._replica_channels, suspected_leaders.suspect, limits, throttle, ports.parts.inlet
         )
         self._streams = LeaderStreams(manager, limits, throttle)
         self._reporter = NodeReporter(manager, self._directory, throttle.hear)
@@ -480,6 +492,7 @@ class StorageNode:
                 if log.log_end_offset < log.flush_point or log.may_lack_acked
             ],
             settings.shown_to_clients(str(self._directory.path)),
+            missing=self._directory.missing,
         )
         lifecycle.log.info(
             "listening",

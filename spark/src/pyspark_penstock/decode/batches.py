@@ -24,12 +24,15 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock_proto.fast.primitives import Buffer
 from pyspark_penstock.errors import CorruptRecordsError
 
 Bytes = NDArray[np.uint8]
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = 61
+_EPOCH_HEAD = struct.Struct(">qii")
+"""Base offset, length, partition leader epoch."""
 _LENGTH_OFFSET = 12
 _CRC_START = 21
 
@@ -115,6 +118,22 @@ def walk(run: Bytes, from_offset: int, to_offset: int) -> Iterator[Batch]:
             start,
             end,
         )
+
+
+def before_epoch(run: Buffer, epoch: int) -> tuple[memoryview, int] | None:
+    """What a run has of `epoch` and earlier ones, and the first offset of a later one; None when all is of the former.
+
+    Epochs never fall along a log. Lengths are the decoder's to check.
+    """
+    view, position = memoryview(run), 0
+    while len(view) - position >= HEADER_BYTES:
+        base_offset, length, batch_epoch = _EPOCH_HEAD.unpack_from(view, position)
+        if batch_epoch > epoch:
+            return view[:position], base_offset
+        if length < HEADER_BYTES - _LENGTH_OFFSET:
+            return None
+        position += _LENGTH_OFFSET + length
+    return None
 
 
 def unpack(run: Bytes, batch: Batch) -> Bytes:

@@ -100,6 +100,11 @@ class DirectRoute:
             "the leader" if connection is None else NodeListener(connection.host, connection.port, "").address
         )
 
+    @property
+    def leader_epoch(self) -> int:
+        """That was named with the question, so that the node has no other; -1 when no leader is known."""
+        return -1 if self._leader is None else self._leader.epoch
+
     def answer(self, offset: int) -> FetchAnswer:
         """The node's answer about what is at `offset`; good until the next. Raises NoDirectWay, NodeLost."""
         while True:

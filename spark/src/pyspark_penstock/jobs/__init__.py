@@ -9,9 +9,11 @@
 Every dict has `job, ok, rows, bytes, seconds, rows_per_s, from, to, findings`; what can't be done raises PenstockError,
 whose text is one line.
 
-`archive`          a topic as Parquet files by date, each record once
+`archive`          a topic as Parquet files by date, each record once, and as a table of Iceberg
+`archive_catalog`  the file that names an Iceberg catalog
 `archive_compact`  joins an archive's small files
 `archive_files`    an archive's directory and its manifests
+`archive_iceberg`  an archive's table: a snapshot per micro-batch
 `audit`            every offset explained; compares with a copy or an archive
 `charts`           charts as inline SVG
 `compare`          whether two sets of rows are the same

@@ -11,6 +11,8 @@ from pyspark_penstock.jobs.archive_files import ArchiveFiles
 from pyspark_penstock.jobs.frame import (
     DEFAULT_GATEWAY,
     Cluster,
+    Finding,
+    Offsets,
     Outcome,
     Progress,
     Span,
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _DAMAGE = ("crc", "unreadable")
+_LOOKS_MAX = 5
+"""How often a topic is compared with its archive anew, where retention may have taken a part of what it lacks."""
 
 
 def audit(
@@ -120,22 +124,39 @@ def _with_archive(
     """As far as the archive goes, and from where the log starts by now: what retention took since is rightly there."""
     files.check_topic_id(span.topic_id)
     span = replace(span, cluster=replace(span.cluster, isolation=files.isolation(span.cluster.isolation)))
+    found: list[Finding] = []
+    for _ in range(_LOOKS_MAX):
+        found, behind = _differing(spark, span, files, span.first_now(), compacted)
+        # Not once more for each move of the start: a topic may lose records for as long as it is looked at.
+        start = span.first_now()
+        found = [item for item in found if item.kind != "extra" or item.end > start[item.partition]]
+        if not any(item.kind == "extra" and item.start < start[item.partition] for item in found):
+            break
+    outcome.more["archive"] = {"files": len(files.files()), "rows": files.rows(), "behind": behind}
+    outcome.findings += found
+
+
+def _differing(
+    spark: SparkSession, span: Span, files: ArchiveFiles, log_start: Offsets, compacted: bool
+) -> tuple[list[Finding], int]:
+    """From where the log starts; and how many offsets the archive is behind."""
     upto = files.upto()
-    end = {part: max(min(upto.get(part, first), span.end[part]), first) for part, first in span.first.items()}
-    ours = compare.hashed(span.frame(spark, compare.SCHEMA, end=end, includeHeaders="true"), by_row=True)
+    start = {part: min(max(first, log_start[part]), span.end[part]) for part, first in span.first.items()}
+    end = {part: max(min(upto.get(part, first), span.end[part]), first) for part, first in start.items()}
+    ours = compare.hashed(
+        span.frame(spark, compare.SCHEMA, first=start, end=end, includeHeaders="true"), by_row=True
+    )
     clauses = [
-        f"(partition = {part} AND offset >= {span.first[part]} AND offset < {end[part]})"
-        for part in sorted(end)
+        f"(partition = {part} AND offset >= {start[part]} AND offset < {end[part]})" for part in sorted(end)
     ]
     archived = read_archive(spark, str(files.directory), present_only=True).where(" OR ".join(clauses))
     theirs = compare.hashed(archived, by_row=True)
     parts = compare.differing(compare.sums(ours), compare.sums(theirs))
     behind = sum(span.end[part] - end[part] for part in end)
-    outcome.more["archive"] = {"files": len(files.files()), "rows": files.rows(), "behind": behind}
     if not parts:
-        return
+        return [], behind
     chosen = f"part IN ({', '.join(map(str, parts))})"
     names = (span.topic, span.topic)
     findings = compare.of_archive(spark, ours.where(chosen), theirs.where(chosen), names)
     # What compaction took since is rightly in the archive.
-    outcome.findings += [item for item in findings if not (compacted and item.kind == "extra")]
+    return [item for item in findings if not (compacted and item.kind == "extra")], behind

@@ -67,6 +67,7 @@ def repartition(
         "key": key,
     }
     place = Checkpoint.at(checkpoint, sink, told)
+    place.check_sink(target, sink)
     begun = source.first | place.upto(topic)
     tally = Tally(topic, progress)
     writer = (

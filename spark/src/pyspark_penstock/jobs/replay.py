@@ -49,6 +49,28 @@ class Slice:
     pace: Pace | None = None
 
 
+class Beat:
+    """When slices are due, since the replay began: by the clock that nobody sets.
+
+    Tasks run on other machines, so they are told by the time of day, as it is when their slice begins: a clock that was
+    set back would let the replay wait for as long as it was set back.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, time_of_day: Callable[[], float] = time.time
+    ) -> None:
+        self._clock, self._time_of_day = clock, time_of_day
+        self._begun_s = clock()
+
+    def left_s(self, due_s: float) -> float:
+        """Until then; below 0 when that is past."""
+        return self._begun_s + due_s - self._clock()
+
+    def at(self, due_s: float) -> float:
+        """That as time of day, s since 1970."""
+        return self._time_of_day() + self.left_s(due_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What of the records, and how fast."""
@@ -237,15 +259,15 @@ def _write(
 
     run = f"replay-{uuid.uuid4().hex}"
     columns = ["key", "value", "headers", TIME, *(["partition"] if keep_partitions else [])]
-    begun_s = time.time()
+    beat = Beat()
     for number, item in enumerate(slices):
         due_s = outcome.rows / wanted.rate if wanted.rate else item.due_s
+        time.sleep(max(beat.left_s(due_s), 0.0))
         rows = origin.rows(item.ranges).where(wanted.filter() or "true")
         if wanted.rate:
-            rows = _paced(rows, _share(item.ranges, wanted.rate, begun_s + due_s))
+            rows = _paced(rows, _share(item.ranges, wanted.rate, beat.at(due_s)))
         elif item.pace is not None:
-            rows = _paced(rows, replace(item.pace, begun_s=begun_s + due_s))
-        time.sleep(max(begun_s + due_s - time.time(), 0.0))
+            rows = _paced(rows, replace(item.pace, begun_s=beat.at(due_s)))
         seen = Observation()
         (
             rows.selectExpr(*columns)

@@ -66,6 +66,7 @@ def windowed(
     sink = sink_name("windowed", source, target, *map(str, words.values()))
     told = {"job": "windowed", "topic_id": source.topic_id.hex(), "to_id": target.topic_id.hex(), **words}
     place = Checkpoint.at(checkpoint, sink, told)
+    place.check_sink(target, sink)
     begun = source.first | place.upto(topic)
     from pyspark.sql.functions import expr
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark_penstock.errors import OptionError
+from pyspark_penstock.errors import OptionError, PenstockError
 from pyspark_penstock.gateway import (
     Backoff,
     GatewayClient,
@@ -27,7 +27,9 @@ from pyspark_penstock.gateway import (
     UnknownCallError,
     select_topics,
 )
+from pyspark_penstock.jobs.archive_files import put
 from pyspark_penstock.jobs.frame import Cluster, JobError, Offsets, Span
+from pyspark_penstock.sink.calls import SinkCalls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,6 +54,8 @@ _NAME_CHARS = 50
 _HEAD_LINES = 2
 _FOREIGN = "sinkTakeover"
 """Stands in what the sink says to another query."""
+_PLANNED_ANEW = "which was made of other input"
+"""Stands in what it says of a micro-batch that was lost and planned anew; jobs have no other sinkId to choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +163,37 @@ class Checkpoint:
                     f"{directory} is the checkpoint of another query; name another with --checkpoint"
                 )
             else:
-                note.write_text(json.dumps(told, indent=2) + "\n")
+                put(note, json.dumps(told, indent=2) + "\n")  # a part of one would shut later runs out
         except (OSError, ValueError, AttributeError) as error:
             raise JobError(
                 f"the checkpoint {directory} can't be used ({error}); name another with --checkpoint"
             ) from None
         return cls(directory)
+
+    def check_sink(self, target: Target, sink: str) -> None:
+        """Raises JobError where the sink has a micro-batch of this query that is not in the checkpoint.
+
+        Spark doesn't flush a checkpoint to the disk. A micro-batch that is lost there is planned anew under its number,
+        with a later end, and would be left out as one that is done.
+        """
+        options = target.cluster.options(target.topic)
+        try:
+            last = SinkCalls(options.gateways, options.credentials_file).last(sink)
+        except PenstockError:
+            return  # what is wrong the query tells
+        if last is None or last.query != self._query_id():
+            return
+        if not (self.directory / "offsets" / str(last.epoch)).exists():
+            raise JobError(
+                f"{self.directory} has lost micro-batch {last.epoch}, which is in {target.topic}: it was put back, or "
+                "not on the disk when the power went; put back a newer one, or write to a new topic"
+            )
+
+    def _query_id(self) -> str:
+        try:
+            return str(json.loads((self.directory / "metadata").read_text())["id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
 
     def upto(self, topic: str) -> Offsets:
         """Where the last micro-batch that is done has ended; empty before there is one."""
@@ -190,6 +219,11 @@ def written_by_one(source: Span, target: Target, checkpoint: Checkpoint) -> Iter
     try:
         yield
     except Exception as error:
+        if _PLANNED_ANEW in str(error):
+            raise JobError(
+                f"{checkpoint.directory} has lost a micro-batch that is in {target.topic}, and planned it anew: it was "
+                "put back, or not on the disk when the power went; put back a newer one, or write to a new topic"
+            ) from error
         if _FOREIGN not in str(error):
             raise
         raise JobError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -39,6 +40,7 @@ from pyspark_penstock.sink.protocol import (
 BEGIN_BUDGET_MS = 60_000
 COMMIT_BUDGET_MS = 120_000
 ABORT_BUDGET_MS = 10_000
+DESCRIBE_BUDGET_MS = 10_000
 """How long a call is tried: coordinators are replaced within seconds."""
 CALL_TIMEOUT_MS = 30_000
 """One try: a begin waits until what the id's last holder left is ended."""
@@ -61,6 +63,18 @@ _VERDICTS = {
 
 _known: dict[tuple[str, ...], tuple[str, ...]] = {}
 """Gateways that this process has learned, by those that were configured."""
+
+
+def others(gateways: Sequence[str], credentials_file: str = "") -> tuple[str, ...]:
+    """Gateways that the cluster names beside these, for the driver to hand to its tasks: what it began with may be gone
+    when they come. None when nobody answers, which whoever writes finds out."""
+    known = tuple(gateways)
+    if known not in _known:
+        client = GatewayClient(known, credentials_file=credentials_file, retries_max=0, retry_budget_ms=0)
+        with suppress(PenstockError):
+            client.describe([])
+            _known[known] = client.others()
+    return _known.get(known, ())
 
 
 class _Answer(Protocol):
@@ -106,7 +120,7 @@ class SinkCalls:
     def commit(self, call: CommitUnit) -> Outcome:
         """Raises PenstockError; then nobody knows whether it is decided."""
         request = sinks_pb2.CommitUnitRequest(
-            unit=_unit(call.unit),
+            unit=_unit(call.unit, call.input),
             triples=[_said(triple) for triple in call.triples],
             takeover=call.takeover,
             rows=[
@@ -125,6 +139,15 @@ class SinkCalls:
         """Raises PenstockError."""
         request = sinks_pb2.AbortStageRequest(sink=call.sink, triple=_said(call.triple))
         self._call(lambda gateway, options: gateway.AbortStage(request, **options), call.sink, budget_ms)
+
+    def last(self, sink: str) -> Entry | None:
+        """The last unit that a sink has decided. Raises PenstockError."""
+        request = sinks_pb2.DescribeSinkRequest(sink=sink)
+        answer = self._call(
+            lambda gateway, options: gateway.DescribeSink(request, **options), sink, DESCRIBE_BUDGET_MS
+        )
+        said = answer.sink
+        return _entry(said.last) if said.HasField("last") else None
 
     def _call(
         self, call: Callable[[gateway_pb2_grpc.GatewayStub, dict[str, Any]], A], sink: str, budget_ms: int
@@ -191,8 +214,8 @@ def _options(metadata: Metadata, deadline: float) -> dict[str, Any]:
     return {"metadata": metadata, "timeout": min(left_s, CALL_TIMEOUT_MS / 1000)}
 
 
-def _unit(unit: Unit) -> sinks_pb2.SinkUnit:
-    return sinks_pb2.SinkUnit(sink=unit.sink, query=unit.query, epoch=unit.epoch)
+def _unit(unit: Unit, made_of: bytes = b"") -> sinks_pb2.SinkUnit:
+    return sinks_pb2.SinkUnit(sink=unit.sink, query=unit.query, epoch=unit.epoch, input=made_of)
 
 
 def _said(triple: Triple) -> sinks_pb2.StageTriple:
@@ -208,7 +231,11 @@ def _triple(said: sinks_pb2.StageTriple) -> Triple:
 
 
 def _last(answer: sinks_pb2.BeginStageResponse | sinks_pb2.CommitUnitResponse) -> Entry | None:
-    return Entry(answer.last.query, answer.last.epoch) if answer.HasField("last") else None
+    return _entry(answer.last) if answer.HasField("last") else None
+
+
+def _entry(said: sinks_pb2.SinkUnit) -> Entry:
+    return Entry(said.query, said.epoch, said.input)
 
 
 def _verdict(said: int) -> Verdict:

@@ -32,6 +32,10 @@ _TYPES = {
 
 def check_schema(schema: StructType, topic: str) -> None:
     """Raises OptionError for columns that can't be written. `topic`: the option, "" for none."""
+    names = [field.name for field in schema.fields if field.name in _TYPES]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OptionError(f"a column is there twice: {', '.join(twice)}; drop or rename one of them")
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if "value" not in types:
         raise OptionError(

@@ -72,6 +72,10 @@ class SinkOptions:
     staging_timeout_ms: int = STAGING_TIMEOUT_MS
     single: str = ""
     """Name that was made for this batch write; "" in a stream."""
+    others: tuple[str, ...] = ()
+    """Gateways that the cluster has named beside the configured ones."""
+    checkpoint: str = ""
+    """Of a stream, as its writer names it; "" where the session does."""
 
 
 def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptions:
@@ -102,7 +106,12 @@ def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptio
         # The cluster bounds it, too (transaction.max.timeout.ms).
         reader.number("stagingTimeoutMs", STAGING_TIMEOUT_MS, least=1_000, most=(1 << 31) - 1),
         single if exactly_once else "",
+        checkpoint=_checkpoint(raw) if exactly_once and not single else "",
     )
+
+
+def _checkpoint(raw: Mapping[str, str]) -> str:
+    return next((value for name, value in raw.items() if name.lower() == "checkpointlocation"), "")
 
 
 def _is_exactly_once(reader: OptionReader, given: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import grpc
@@ -108,7 +109,7 @@ class Producer:
         self._answer_timeout_ms = answer_timeout_ms
         self._grace_ms = missing_grace_ms
         self._clock = clock
-        self._progress_s = clock()
+        self._progress_s = self._left_s = clock()
         self._missing_since_s: float | None = None
         """Since when there is no such topic, or no such place for a sequence."""
         self._backoff = Backoff(_BACKOFF_FIRST_MS)
@@ -138,18 +139,32 @@ class Producer:
 
     def send(self, topic: str, batches: Iterator[Sealed]) -> None:
         """Takes batches as there is room for them. Raises PenstockError."""
-        for batch in batches:
-            if self._window.is_empty:
-                self._progress_s = self._clock()  # the time before was Spark's
-            self._window.offer(Outgoing(topic, batch))
-            self._push()
-            while self._window.is_full or (self._stream is not None and self._stream.has_answer):
-                self._turn()
+        with self._at_work():
+            for batch in batches:
+                if self._window.is_empty:
+                    self._progress_s = self._clock()
+                self._window.offer(Outgoing(topic, batch))
+                self._push()
+                while self._window.is_full or (self._stream is not None and self._stream.has_answer):
+                    self._turn()
 
     def flush(self) -> None:
         """Returns when everything is acknowledged by all in-sync replicas. Raises PenstockError."""
-        while not self._window.is_empty:
-            self._turn()
+        with self._at_work():
+            while not self._window.is_empty:
+                self._turn()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """The time between two calls is Spark's: nobody has looked for an answer, and none was late."""
+        away_s = self._clock() - self._left_s
+        self._progress_s += away_s
+        if self._missing_since_s is not None:
+            self._missing_since_s += away_s
+        try:
+            yield
+        finally:
+            self._left_s = self._clock()
 
     def close(self) -> None:
         if self._stream is not None:
@@ -293,7 +308,7 @@ class Producer:
         if silent_ms >= self._timeout_ms:
             self.close()
             text = f"nothing acknowledged for {silent_ms / 1000:.0f} s; last: {reason}"
-            raise unreachable(self._gateways, text)
+            raise unreachable(self._gateways, text, self._file)
 
 
 class _Stream:

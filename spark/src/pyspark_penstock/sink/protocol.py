@@ -67,6 +67,8 @@ class Entry:
 
     query: str
     epoch: int
+    input: bytes = b""
+    """Of what it was made, as its driver has said; b"" where none did."""
 
 
 class Verdict(Enum):
@@ -139,6 +141,8 @@ class CommitUnit:
     """(topic, partition, number)"""
     once: bool = False
     """Nobody can repeat the unit, nor go on behind it."""
+    input: bytes = b""
+    """Of what the unit was made; the broker keeps it with the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +245,13 @@ def stage(
     return Staged(unit, triple, rows)
 
 
-def commit(messages: Sequence[Message | None], terms: Terms) -> Generator[Call, Any, Entry | None]:
+def commit(
+    messages: Sequence[Message | None], terms: Terms, made_of: bytes = b""
+) -> Generator[Call, Any, Entry | None]:
     """The driver, once Spark has chosen the attempts that count. Raises RefusedUnitError.
 
-    Returns what the sink had decided before, where that is why nothing was written now.
+    Returns what the sink had decided before, where that is why nothing was written now. `made_of`: the unit's input, as
+    far as the driver knows it. What is skipped has to have the same.
     """
     unit = unit_of(messages)
     if unit is None:
@@ -252,6 +259,7 @@ def commit(messages: Sequence[Message | None], terms: Terms) -> Generator[Call, 
     skipped = [message.last for message in messages if isinstance(message, Skipped)]
     staged = [message for message in messages if isinstance(message, Staged)]
     if skipped and not any(message.triple for message in staged):
+        _check_input(unit, skipped[0], made_of)
         return skipped[0]
     rows: Rows = {}
     for message in staged:
@@ -259,11 +267,27 @@ def commit(messages: Sequence[Message | None], terms: Terms) -> Generator[Call, 
             rows[place] = rows.get(place, 0) + count
     triples = tuple(message.triple for message in staged if message.triple is not None)
     named = tuple((topic, partition, count) for (topic, partition), count in sorted(rows.items()))
-    outcome = yield CommitUnit(unit, triples, terms.takeover, named, terms.once)
+    outcome = yield CommitUnit(unit, triples, terms.takeover, named, terms.once, made_of)
     assert isinstance(outcome, Outcome)
     if not terms.is_done(outcome.verdict):
         raise refusal(unit, outcome.verdict, outcome.last, outcome.lost, terms.once)
+    _check_input(unit, outcome.last, made_of)
     return None if outcome.verdict is Verdict.DONE and not skipped else outcome.last
+
+
+def _check_input(unit: Unit, last: Entry | None, made_of: bytes) -> None:
+    """Raises RefusedUnitError where the same unit is decided, and was made of something else.
+
+    Where one of the two is not known, or was taken in another way (the first byte), it is believed to be the same.
+    """
+    if last is None or (last.query, last.epoch) != (unit.query, unit.epoch):
+        return
+    if last.input and made_of and last.input[:1] == made_of[:1] and last.input != made_of:
+        raise RefusedUnitError(
+            f"sink {unit.sink} has micro-batch {unit.epoch} of this query, which was made of other input: the "
+            "checkpoint has lost it or was put back, and Spark has planned it anew; put back the checkpoint that has "
+            "it, or choose another sinkId, under which it is written beside what is there"
+        )
 
 
 def abort(messages: Sequence[Message | None]) -> Generator[Call, Any, None]:

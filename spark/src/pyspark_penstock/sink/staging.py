@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark_penstock.errors import PenstockError
 from pyspark_penstock.sink import protocol
 from pyspark_penstock.sink.appending import Appending
-from pyspark_penstock.sink.calls import SinkCalls
+from pyspark_penstock.sink.calls import ABORT_BUDGET_MS, SinkCalls
 from pyspark_penstock.sink.options import SinkOptions
 from pyspark_penstock.sink.protocol import (
     AbortStage,
@@ -29,6 +30,8 @@ from pyspark_penstock.sink.units import Task, terms_of
 
 _log = logging.getLogger("pyspark_penstock")
 
+ABORTS_BUDGET_MS = 20_000
+"""Of all stages of a write that is given up: Spark waits for that before it tells why."""
 FAILED_ABORT_BUDGET_MS = 3_000
 """A task that fails tells so at once, and its stage's timeout is there for what it can't tell."""
 
@@ -58,13 +61,18 @@ def stage_rows(
         calls.close()
 
 
-def commit_messages(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """The driver, once Spark has chosen the attempts that count. Raises PenstockError."""
+def commit_messages(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], made_of: bytes = b""
+) -> None:
+    """The driver, once Spark has chosen the attempts that count. `made_of`: of a micro-batch, what it was planned from.
+
+    Raises PenstockError.
+    """
     said = _said(messages)
     if not options.exactly_once or not said:
         return
     calls = _driver(options)
-    before = _run(protocol.commit(said, terms_of(options, said[0].unit)), calls.handle)
+    before = _run(protocol.commit(said, terms_of(options, said[0].unit), made_of), calls.handle)
     unit = said[0].unit
     if before is not None:
         what = "txnVersion" if options.version is not None else "micro-batch"
@@ -78,11 +86,12 @@ def abort_messages(options: SinkOptions, messages: Sequence[WriterCommitMessage 
     """The driver, when Spark gives a write up: the reason for that is the error that counts."""
     if not options.exactly_once:
         return
-    try:
-        calls = _driver(options)
-        _run(protocol.abort(_said(messages)), calls.handle)
-    except PenstockError as error:
-        _log.warning("stages of a write that failed end by stagingTimeoutMs: %s", error)
+    calls = _AbortCalls(_driver(options))
+    _run(protocol.abort(_said(messages)), calls.handle)
+    if calls.failed:
+        _log.warning(
+            "stages of a write that failed, %d, end by stagingTimeoutMs: %s", calls.failed, calls.why
+        )
 
 
 def _said(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
@@ -144,11 +153,37 @@ class _DriverCalls:
         if isinstance(call, CommitUnit):
             return self._calls.commit(call)
         assert isinstance(call, AbortStage)
-        return self._calls.abort(call)
+        return self.abort(call, ABORT_BUDGET_MS)
+
+    def abort(self, call: AbortStage, budget_ms: int) -> None:
+        self._calls.abort(call, budget_ms)
+
+
+class _AbortCalls:
+    """Those of a driver that gives a write up: each stage for itself, and no longer than ABORTS_BUDGET_MS together."""
+
+    def __init__(self, calls: _DriverCalls) -> None:
+        self._calls = calls
+        self._deadline_s = time.monotonic() + ABORTS_BUDGET_MS / 1000
+        self.failed = 0
+        self.why: PenstockError | None = None
+        """Of the first."""
+
+    def handle(self, call: Call) -> None:
+        assert isinstance(call, AbortStage)
+        left_ms = int((self._deadline_s - time.monotonic()) * 1000)
+        if self.why is not None and left_ms <= 0:
+            self.failed += 1
+            return
+        try:
+            self._calls.abort(call, max(min(left_ms, ABORT_BUDGET_MS), 0))
+        except PenstockError as error:
+            self.failed += 1
+            self.why = self.why or error
 
 
 def _driver(options: SinkOptions) -> _DriverCalls:
-    calls = SinkCalls(options.gateways, options.credentials_file)
+    calls = SinkCalls(options.gateways + options.others, options.credentials_file)
     with suppress(PenstockError):  # then the configured ones are tried alone
         calls.learn()
     return _DriverCalls(calls)

@@ -5,13 +5,20 @@ On a replay the query's id and the number of the micro-batch are the same, and n
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from pyspark import TaskContext
 
 from pyspark_penstock.errors import OptionError
 from pyspark_penstock.sink.options import SinkOptions
 from pyspark_penstock.sink.protocol import Terms, Unit
+
+_FORM: Final = b"\x01"
+"""Of how `planned_from` takes its digest: those of another form can't be compared."""
+_DIGEST_BYTES: Final = 16
 
 
 class Task(NamedTuple):
@@ -22,7 +29,7 @@ class Task(NamedTuple):
     query: str = ""
     """Of the streaming query that it belongs to; "" for none."""
     batch: int = 0
-    """The micro-batch of that query."""
+    """The micro-batch of that query; -1 where nobody tells."""
 
 
 def current_task() -> Task:
@@ -31,7 +38,8 @@ def current_task() -> Task:
     if context is None:
         return Task()
     query = context.getLocalProperty("sql.streaming.queryId") or ""
-    batch = context.getLocalProperty("streaming.sql.batchId") or "0"
+    # One that is not told must not pass for the first: what is decided already is left out.
+    batch = context.getLocalProperty("streaming.sql.batchId") or "-1"
     return Task(context.partitionId(), context.attemptNumber(), query, int(batch))
 
 
@@ -40,12 +48,12 @@ def unit_of(options: SinkOptions, task: Task, *, streaming: bool) -> Unit:
     if options.version is not None:
         application, version = options.version
         return Unit(options.sink or f"spark-{application}", application, version)
-    if streaming and not task.query:
+    if streaming and (not task.query or task.batch < 0):
         raise OptionError(
-            "Spark does not tell this task which query it belongs to, so that a repeated micro-batch would not be "
-            'known; set option("delivery", "at-least-once")'
+            "Spark does not tell this task which query and micro-batch it belongs to, so that a repeated one would "
+            'not be known; set option("delivery", "at-least-once")'
         )
-    if streaming or (task.query and options.sink):
+    if streaming or (task.query and task.batch >= 0 and options.sink):
         return Unit(options.sink or f"spark-{task.query}", task.query, task.batch)
     if task.query:
         raise OptionError(
@@ -58,6 +66,23 @@ def unit_of(options: SinkOptions, task: Task, *, streaming: bool) -> Unit:
             "txnVersion, or leave sinkId out"
         )
     return Unit(f"spark-{options.single}", options.single, 0)
+
+
+def planned_from(checkpoint: str, batch: int) -> bytes:
+    """A digest of what a checkpoint has of a micro-batch: where its sources begin and end, and when it was planned.
+
+    Spark writes that before the micro-batch runs, and repeats it from there, so that it is the same as long as the
+    checkpoint has it: one that has lost it gets another. b"" where this process can't read it.
+    """
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?", checkpoint)
+    if not checkpoint or (scheme is not None and scheme[1].lower() != "file"):
+        return b""
+    directory = checkpoint[scheme.end() :] if scheme is not None else checkpoint
+    try:
+        planned = (Path(directory) / "offsets" / str(batch)).read_bytes()
+    except (OSError, ValueError):
+        return b""
+    return _FORM + hashlib.sha256(planned).digest()[:_DIGEST_BYTES] if planned else b""
 
 
 def terms_of(options: SinkOptions, unit: Unit | None) -> Terms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +16,11 @@ from pyspark_penstock.errors import OptionError
 from pyspark_penstock.gateway import check_claims
 from pyspark_penstock.parts import restore
 from pyspark_penstock.sink.appending import Appending
+from pyspark_penstock.sink.calls import others
 from pyspark_penstock.sink.columns import check_schema
 from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
 from pyspark_penstock.sink.staging import abort_messages, commit_messages, stage_rows
-from pyspark_penstock.sink.units import current_task, unit_of
+from pyspark_penstock.sink.units import current_task, planned_from, unit_of
 
 _log = logging.getLogger("pyspark_penstock")
 _told: set[str] = set()
@@ -54,7 +56,7 @@ def _checked(parsed: SinkOptions, schema: StructType) -> SinkOptions:
             _told.add(remark)
             _log.warning("%s", remark)
     check_schema(schema, parsed.topic)
-    return parsed
+    return replace(parsed, others=others(parsed.gateways, parsed.credentials_file))
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -90,7 +92,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_rows(self._options, iterator, streaming=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        commit_messages(self._options, messages)
+        commit_messages(self._options, messages, planned_from(self._options.checkpoint, batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         abort_messages(self._options, messages)
@@ -102,7 +104,7 @@ def write_rows(
     """One task. Returns when all in-sync replicas have every row. Raises PenstockError."""
     task = current_task()
     turn = task.partition % len(options.gateways)
-    gateways = options.gateways[turn:] + options.gateways[:turn]
+    gateways = options.gateways[turn:] + options.gateways[:turn] + options.others
     if options.exactly_once:
         unit = unit_of(options, task, streaming=streaming)
         return stage_rows(options, gateways, unit, task, gathered(iterator))

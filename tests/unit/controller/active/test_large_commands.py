@@ -21,7 +21,7 @@ from penstock_controller.active.command_queue import (
 from penstock_controller.active.metadata_stream import CHUNK_RECORDS, MetadataStreams
 from penstock_controller.quorum import Applied, Outcome, Quorum
 from penstock_controller.quorum.machine import Machine
-from penstock_controller.state import nodes
+from penstock_controller.state import nodes, topics
 from penstock_controller.state.generation import Context, Defaults, Generated
 from penstock_core.ids import NO_NODE, NodeId
 from penstock_core.metadata import MetadataImage
@@ -269,6 +269,17 @@ async def test_a_node_of_a_hundred_thousand_partitions_is_fenced() -> None:
     assert len(log.applied) == 1
     assert max(log.sizes) < 64 * 1024
     assert len(log.sizes) > PARTITIONS // PART_RECORDS
+
+
+async def test_a_topic_of_a_large_cluster_is_answered_with_the_version_that_has_it() -> None:
+    """Whoever asked waits for that version, so that the topic is there when it looks (rule "One metadata version")."""
+    log = Log(large_image(6_000))
+    wanted = api.NewTopic(name="new", partition_count=2, replication_factor=3)
+    request = api.CreateTopicsRequest(topics=[wanted])
+    (reply,) = await submit(log, lambda ctx: topics.create_topics(ctx, request))
+    assert not reply.topics[0].error.code
+    assert log.machine.image.topic("new") is not None
+    assert reply.version == log.machine.image.version == 11
 
 
 async def test_large_nodes_drain_die_and_come_back() -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import socket
+import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+import pysyncobj.syncobj
+import pytest
 from pysyncobj.syncobj import _RAFT_STATE
 
 from penstock_controller.quorum import Outcome, Quorum, QuorumConfig, RaftPeer, Reset
 from penstock_controller.quorum import snapshot_format as fmt
 from penstock_controller.quorum.events import QuorumEvent
+from penstock_controller.quorum.messages import decode
+from penstock_controller.quorum.peer_connection import REAL_NETWORK, PeerNetwork
 from penstock_controller.quorum.quorum import QuorumPorts
 from penstock_controller.quorum.snapshot_format import Snapshot
 from penstock_core.metadata import MetadataImage
 from penstock_proto.v1 import metadata_pb2 as pb
 from support.controllers import free_ports
+from support.waiting import wait_for
 
 
 def ids_record(value: int) -> pb.MetadataRecord:
@@ -29,24 +39,31 @@ def is_installing(quorum: Quorum) -> bool:
     return quorum._raft.installing
 
 
-def quorum_of(directory: Path, count: int = 3) -> Quorum:
-    """One of `count`, its thread never started."""
+def quorum_of(
+    directory: Path,
+    count: int = 3,
+    controller_id: int = 1,
+    network: PeerNetwork = REAL_NETWORK,
+    **changes: float,
+) -> Quorum:
+    """One of `count`, its thread not started."""
     events: list[QuorumEvent] = []
     ports = free_ports(count)
     config = QuorumConfig(
-        controller_id=1,
+        controller_id=controller_id,
         peers=tuple(RaftPeer(n + 1, "127.0.0.1", port) for n, port in enumerate(ports)),
         bind_host="127.0.0.1",
-        bind_port=ports[0],
+        bind_port=ports[controller_id - 1],
         directory=directory,
         directory_id=b"d" * 16,
+        **changes,  # type: ignore[arg-type]
     )
 
     def fail(error: BaseException) -> None:
         raise AssertionError(error)
 
     # Jobs of the snapshot store are done where they are asked for.
-    given = QuorumPorts(spawn=lambda job, _name: job())
+    given = QuorumPorts(spawn=lambda job, _name: job(), network=network)
     return Quorum(config, events.extend, fail, lambda _: None, ports=given)
 
 
@@ -103,6 +120,30 @@ def test_committed_entries_are_applied_in_slices(tmp_path: Path) -> None:
         quorum.stop()
 
 
+def test_without_a_descriptor_it_dials_another_time(tmp_path: Path) -> None:
+    """Clients may have them all for a while; a failure of the tick thread would be final."""
+    refused = 0
+
+    def one_socket(*kind: Any) -> socket.socket:
+        nonlocal refused
+        if sockets:
+            refused += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        sockets.append(socket.socket(*kind))
+        return sockets[0]
+
+    sockets: list[socket.socket] = []
+    quorum = quorum_of(tmp_path, controller_id=3, network=PeerNetwork(socket=one_socket))
+    try:
+        raft = quorum._raft
+        for number in range(3):
+            raft.clock_s = raft.transport._clock_s = lambda number=number: 1000.0 + number  # type: ignore[misc]
+            raft.transport.housekeeping()
+        assert refused == 3 * 2, "it tries again, and both of them"
+    finally:
+        quorum.stop()
+
+
 # --- who votes --------------------------------------------------------------------------------------
 
 
@@ -129,6 +170,31 @@ def test_a_directory_that_was_not_admitted_does_not_vote(tmp_path: Path) -> None
         assert raft.is_former(2, hello)
     finally:
         quorum.stop()
+
+
+def test_deadlines_are_told_by_one_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PySyncObj's on Linux is CLOCK_MONOTONIC_RAW, which NTP does not set: after a month it is a minute from Python's,
+    and more. Elections came so much later or earlier, and a leader's contact with its majority looked so much older."""
+    for apart_s in (-3600.0, 3600.0):
+        monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", lambda by_s=apart_s: time.monotonic() + by_s)
+        quorum = quorum_of(tmp_path / str(apart_s))
+        try:
+            raft: Any = quorum._raft
+            raft.tick()
+
+            def left_s(until_s: float) -> float:
+                return until_s - float(pysyncobj.syncobj.monotonicTime())
+
+            assert left_s(raft._SyncObj__raftElectionDeadline) <= 0.12  # the first one, soon after the start
+            raft._SyncObj__raftLeader = raft.transport._nodes[2]
+            raft.on_link_lost(raft.transport._nodes[2], 0.05)
+            assert -60 < left_s(raft._SyncObj__raftElectionDeadline) <= 0.05
+            raft._SyncObj__onBecomeLeader()
+            raft._note_majority()
+            assert quorum.leader_contact()[0] < 60_000
+            assert -60 < left_s(raft.majority_heard_at) <= 0
+        finally:
+            quorum.stop()
 
 
 def test_a_leaders_news_are_as_old_as_its_majority(tmp_path: Path) -> None:
@@ -180,6 +246,155 @@ def test_a_leader_that_hears_its_successor_speaks_of_the_new_term(tmp_path: Path
         quorum.stop()
 
 
+# --- a quorum at rest --------------------------------------------------------------------------------
+
+
+class FollowerLink:
+    """A peer that acknowledges all that it is sent, in the leader's next turn."""
+
+    closed, tls, unsent_bytes, is_idle = False, None, 0, True
+
+    def __init__(self, turns: Turns) -> None:
+        self.appends_s: list[float] = []
+        self.acks: deque[int] = deque()
+        self._turns = turns
+
+    @property
+    def last_read_at(self) -> float:
+        return self._turns.now_s
+
+    last_sent_at = last_read_at
+
+    def crawls(self) -> bool:
+        return False
+
+    def close(self, reason: str) -> None:
+        pass
+
+    def send(self, payload: bytes) -> bool:
+        message = decode(memoryview(payload))
+        if message["type"] == "append_entries":
+            self.appends_s.append(self._turns.now_s)
+            self.acks.append(message["prevLogIdx"] + len(message["entries"]) + 1)
+        return True
+
+
+class Turns:
+    """A leader's turns on a clock that stands still but while it waits."""
+
+    def __init__(self, quorum: Quorum, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(pysyncobj.syncobj, "monotonicTime", lambda: self.now_s)
+        self._raft: Any = quorum._raft
+        self.links = {2: FollowerLink(self), 3: FollowerLink(self)}
+        self.wait_out_s: list[float] = []
+        """When nothing came for as long as it waited."""
+        self._raft.transport._links = self.links  # type: ignore[assignment]
+        self._raft._poller.poll = self._poll
+
+    def lead(self) -> None:
+        raft = self._raft
+        raft.tick()
+        for node in raft.transport._nodes.values():
+            raft.transport._onNodeConnected(node)
+        raft._SyncObj__setCurrentTerm(5, "1")
+        raft._SyncObj__onBecomeLeader()
+
+    def run(self, for_s: float) -> None:
+        until_s = self.now_s + for_s
+        while self.now_s < until_s:
+            self._raft.tick()
+
+    def take_acks(self) -> None:
+        self._raft.tick()
+        while any(link.acks for link in self.links.values()):
+            self._raft.tick()
+
+    def _poll(self, wait_s: float) -> None:
+        for controller_id, link in self.links.items():
+            if link.acks:
+                node = self._raft.transport._nodes[controller_id]
+                ack = {"type": "next_node_idx", "term": 5, "reset": False, "success": True}
+                ack["next_node_idx"] = link.acks.popleft()
+                self._raft.transport._on_message(node, ack)
+                return
+        self.now_s += wait_s + 0.0001
+        self.wait_out_s.append(self.now_s)
+
+
+def test_a_leader_at_rest_wakes_to_append_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quorum = quorum_of(tmp_path)
+    try:
+        turns = Turns(quorum, monkeypatch)
+        turns.lead()
+        turns.run(1.0)
+        for link in turns.links.values():
+            link.appends_s.clear()
+        turns.wait_out_s.clear()
+        turns.run(25.0)
+        for link in turns.links.values():
+            assert 90 <= len(link.appends_s) <= 101
+            pauses_s = [b - a for a, b in itertools.pairwise(link.appends_s)]
+            # Silence is told from rest by several of them.
+            assert max(pauses_s) * 3 < quorum._config.silence_min_s
+        assert len(turns.wait_out_s) <= 101
+    finally:
+        quorum.stop()
+
+
+def test_nothing_new_waits_for_the_next_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a proposal, nor its commit, nor a follower that comes; and one that lacks something is not at rest."""
+    quorum = quorum_of(tmp_path)
+    try:
+        turns = Turns(quorum, monkeypatch)
+        raft: Any = quorum._raft
+        turns.lead()
+        turns.run(1.0)
+        turns.take_acks()
+        appends_s = turns.links[2].appends_s
+        assert raft._is_at_rest()
+        proposed_s = turns.now_s
+        appends_s.clear()
+        quorum.barrier("token")
+        turns.take_acks()
+        assert raft.raftCommitIndex == raft.journal.entries[-1][1]
+        assert appends_s == [proposed_s] * 2  # the entry, and that it is committed
+        turns.now_s += 0.01
+        raft.on_link_made()
+        came_s = turns.now_s
+        raft.tick()
+        assert appends_s[-1] == came_s
+        turns.links[3].acks = Unheard()
+        quorum.barrier("token")
+        turns.run(1.0)
+        appends_s.clear()
+        turns.run(1.0)
+        assert not raft._is_at_rest()
+        assert len(appends_s) >= 9
+    finally:
+        quorum.stop()
+
+
+def test_a_quorum_that_waits_for_the_network_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    quorum = quorum_of(tmp_path, 1, rest_append_s=600.0, rest_s=600.0)
+    quorum.start()
+    try:
+        raft = quorum._raft
+        wait_for(
+            lambda: leads(quorum) and raft.raftLastApplied == raft.journal.entries[-1][1], "a leader at rest"
+        )
+    finally:
+        quorum.stop()
+    assert not quorum._thread.is_alive()
+
+
+class Unheard(deque[int]):
+    """Acknowledgements that do not come."""
+
+    def append(self, ack: int) -> None:
+        pass
+
+
 # --- terms ------------------------------------------------------------------------------------------
 
 
@@ -202,6 +417,28 @@ def test_a_vote_counts_once_and_in_its_own_term(tmp_path: Path) -> None:
         raft.transport._on_message(nodes[3], {"type": "response_vote", "term": 5})
         assert leads(quorum)
     finally:
+        quorum.stop()
+
+
+def test_who_joins_while_it_dials_says_so_once_it_is_connected(tmp_path: Path) -> None:
+    """An imported directory is joined by its snapshot, before any peer is there: they took it for new, for good."""
+    quorum = quorum_of(tmp_path)
+    try:
+        raft: Any = quorum._raft
+        said: list[tuple[int, bool]] = []
+        raft.transport.say_hello = lambda peer_id: said.append((peer_id, raft.hello(peer_id)["joined"]))
+        assert not raft.hello(2)["joined"], "the word that it is dialled with"
+        raft._SyncObj__raftLastApplied = 2
+        raft._post_status()
+        assert raft._memory.joined
+        assert said == [], "nobody is connected"
+        raft.transport._links[2] = object()
+        raft._post_status()
+        assert said == [(2, True)]
+        raft._tell_joined()
+        assert said == [(2, True)], "once"
+    finally:
+        raft.transport._links.clear()
         quorum.stop()
 
 

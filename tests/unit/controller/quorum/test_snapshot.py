@@ -170,6 +170,38 @@ def test_transfer_between_controllers(tmp_path: Path) -> None:
     assert store(tmp_path / "b").load() == taken
 
 
+def test_a_snapshot_is_for_its_owner_alone_however_it_came(tmp_path: Path) -> None:
+    """It holds what users prove themselves by, and the keys of tokens."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    source, target = store(tmp_path / "a"), store(tmp_path / "b")
+    write(source, 20)
+    data, first, last = source.getTransmissionData("peer") or (b"", False, False)
+    target.receive((data, first, last))
+    assert [each.stat().st_mode & 0o777 for each in (tmp_path / "b").iterdir()] == [0o600]
+    source.cancelTransmisstion("peer")
+    assert transfer(source, target) is not None
+    assert target.path.stat().st_mode & 0o777 == 0o600
+    # One that an earlier build took from a leader.
+    target.path.chmod(0o644)
+    assert store(tmp_path / "b").load() is not None
+    assert target.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_snapshot_of_another_user_that_may_be_read_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store(tmp_path), 20)
+    target = store(tmp_path)
+    target.path.chmod(0o660)
+
+    def refuses(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuses)
+    assert target.load() is not None
+
+
 def test_transfer_that_lost_its_beginning_is_dropped(tmp_path: Path) -> None:
     target = store(tmp_path)
     target.receive((b"middle", False, False))

@@ -287,3 +287,10 @@ def test_the_caller_is_named_and_what_only_checks_is_not_told() -> None:
     (event,) = audit.events
     assert event["via"] == "spiffe://penstock.test/gateway/g1"
     assert event["version"] == 2
+
+
+def test_a_word_of_a_newer_build_is_told_by_its_number() -> None:
+    refused = operations_pb2.ControlOperationResponse(error=DENIED)
+    request = operations_pb2.ControlOperationRequest(operation_id=12, control=99)  # type: ignore[arg-type]
+    (said,) = told("ControlOperation", request, refused)
+    assert (said["operation"], said["outcome"]) == ("99", "policy_violation")

@@ -50,8 +50,8 @@ class Cluster:
         if (level := level_of(self.image)) > 1:
             request.process.feature_level = level
         for key, value in fields.items():
-            if key == "damaged":
-                request.damaged.extend(value)  # type: ignore[arg-type]
+            if key in ("damaged", "gone"):
+                getattr(request, key).extend(value)
             elif key == "process":
                 request.process.CopyFrom(value)  # type: ignore[arg-type]
             else:
@@ -351,6 +351,74 @@ def test_unclean_stop_counts_for_replicated_topics_only(cluster: Cluster) -> Non
     cluster.register(3, clean_shutdown=False)
     cluster.unfence(3)
     assert (cluster.partition("memory").leader, cluster.partition("memory").recovering) == (3, True)
+
+
+NEW_DIRECTORY = b"n" * 16
+
+
+def test_a_last_known_leader_with_a_new_disk_leads_nobody_to_nothing(cluster: Cluster) -> None:
+    """The others would cut what they have down to its empty log, though unclean election is off."""
+    cluster.create(min_insync_replicas="1")
+    assert cluster.propose([1]).error.code == 0
+    cluster.fence(1)
+    before = cluster.partition()
+    assert (before.leader, before.isr, before.elr, before.last_known_leader) == (NO_NODE, (), ids(1), 1)
+    cluster.register(1, directory_id=NEW_DIRECTORY)
+    cluster.unfence(1)
+    held = cluster.partition()
+    assert (held.leader, held.isr, held.elr, held.last_known_leader) == (NO_NODE, (), (), NO_NODE)
+    assert held.leader_epoch == before.leader_epoch
+    assert held.partition_epoch > before.partition_epoch
+    # A person may say that what others have is to count.
+    cluster.fence(1)
+    request = api.ElectLeadersRequest(unclean=True)
+    cluster.do(elections.elect_leaders(cluster.context, request))
+    assert (cluster.partition().leader, cluster.partition().recovering) == (2, True)
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_nor_does_one_whose_log_alone_is_gone(cluster: Cluster, is_gone: bool) -> None:
+    """Nor of any other partition of the node. One that merely ends too early has most of what there was."""
+    for name in ("t", "whole"):
+        cluster.create(name, min_insync_replicas="1")
+        assert cluster.propose([1], name).error.code == 0
+    cluster.fence(1)
+    damaged = [api.TopicPartitionId(topic_id=cluster.partition("t").topic_id, partition=0)]
+    cluster.register(1, damaged=damaged, gone=damaged if is_gone else [])
+    cluster.unfence(1)
+    held = cluster.partition("t")
+    assert (held.leader, held.last_known_leader) == ((NO_NODE, NO_NODE) if is_gone else (1, 1))
+    assert cluster.partition("whole").leader == 1
+
+
+def test_nor_does_one_that_was_left_out_before_its_disk_was_replaced(cluster: Cluster) -> None:
+    cluster.create("memory", min_insync_replicas="1", penstock_durability="replicated")
+    assert cluster.propose([1], "memory").error.code == 0
+    cluster.fence(1)
+    cluster.register(1, clean_shutdown=False)
+    assert (cluster.partition("memory").elr, cluster.partition("memory").last_known_leader) == ((), 1)
+    cluster.register(1, directory_id=NEW_DIRECTORY)
+    cluster.unfence(1)
+    assert (cluster.partition("memory").leader, cluster.partition("memory").last_known_leader) == (-1, -1)
+
+
+def test_the_only_replica_begins_anew_with_a_new_disk(cluster: Cluster) -> None:
+    cluster.create(assignments=[[2]])
+    cluster.fence(2)
+    cluster.register(2, directory_id=NEW_DIRECTORY)
+    cluster.unfence(2)
+    assert (cluster.partition().leader, cluster.partition().recovering) == (2, True), (
+        "nobody else has anything"
+    )
+
+
+def test_a_leader_elsewhere_is_none_of_a_new_disks_business(cluster: Cluster) -> None:
+    cluster.create()
+    cluster.fence(1)
+    cluster.register(1, directory_id=NEW_DIRECTORY)
+    cluster.unfence(1)
+    held = cluster.partition()
+    assert (held.leader, held.isr, held.last_known_leader) == (2, ids(2, 3), 2)
 
 
 def test_single_replica_comes_back(cluster: Cluster) -> None:
@@ -808,6 +876,28 @@ def test_a_directory_that_was_replaced_for_good_is_refused_by_name() -> None:
     replace_in_place(cluster, 78)
     assert "operation 77" in cluster.register(2, directory_id=OLD).error.message
     assert "operation 78" in cluster.register(2, directory_id=NEW).error.message
+
+
+def test_directories_that_a_removed_node_had_long_before_are_refused_by_name() -> None:
+    """Whether its removal has retired them or an operation before; their processes leave them as they are."""
+    cluster = replaced_node(ms=1_795_745_045_000)
+    cluster.fence(2)
+    assert not cluster.register(2, directory_id=OTHER).error.code
+    last = pb.RetiredDirectoryRecord(directory_id=OTHER, node_id=2, operation_id=78)
+    records = [pb.MetadataRecord(retired_directory=last)]
+    records.append(pb.MetadataRecord(node_removed=pb.NodeRemovedRecord(node_id=2)))
+    cluster.do(Generated(True, [*records, *directories.replaced(cluster.image, [NodeId(2)], 78)]))
+    refused = cluster.register(2, directory_id=OLD)
+    assert refused.error.message == (
+        f"directory {OLD.hex()} was that of node 2 until 2026-11-27 02:04:05 UTC, when the node came with directory "
+        f"{NEW.hex()} in its place; the node was removed by operation 78; empty this directory to start a new node "
+        "with it"
+    )
+    assert not refused.retired_by_operation
+    assert cluster.register(2, directory_id=OTHER).retired_by_operation == 78
+    # Another node has the id now: that one is not what the old directory was.
+    assert not cluster.register(2, directory_id=b"d" * 16).error.code
+    assert cluster.register(2, directory_id=OLD).error.message == refused.error.message
 
 
 def test_a_directory_that_was_replaced_for_good_never_leads_with_what_it_has() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -118,6 +119,32 @@ def test_an_addition_that_alone_is_in_sync_stays_until_another_is() -> None:
     assert (back.leader, back.isr, back.removing_replicas) == (3, ids(3), ids(3))
     done = with_isr(with_isr(back, 3, 1), 3, 1, 2)
     assert (done.replicas, done.leader, done.reassigning) == (ids(1, 2), 1, False)
+
+
+def test_an_addition_stays_where_nobody_is_known_to_have_anything() -> None:
+    """Its log may hold all that there is, and a node deletes the log of a replica that it has no more."""
+    nobody: dict[str, Any] = {"isr": (), "elr": (), "leader": NO_NODE}
+    for wanted in ((1,), (1, 2)):
+        # 3 led alone, and lost its unflushed end with its power: it leads again once it is back.
+        cut = replace(moved(partition(1, 2), 3), **nobody, last_known_leader=NodeId(3))
+        back = moved(cut, *wanted, by=rules(1, 2))
+        assert set(back.replicas) == {1, 2, 3}
+        assert NodeId(3) in back.removing_replicas
+        again = change_partition(back, ALL)
+        assert again is not None
+        assert (again.leader, again.recovering) == (3, True)
+        # Restored from a backup that is older than the end of the move: 3 may have had it for itself for long.
+        restored = replace(cut, last_known_leader=NO_NODE)
+        back = moved(restored, *wanted)
+        assert (set(back.replicas), back.unconfirmed) == ({1, 2, 3}, True)
+        assert NodeId(3) in back.removing_replicas
+
+
+def test_whoever_reassigns_what_was_restored_elects_nobody() -> None:
+    """Not for a topic with unclean elections either: nodes have yet to tell who is ahead."""
+    restored = partition(1, 2, isr=(), leader=NO_NODE, last_known_leader=NO_NODE)
+    new = moved(restored, 2, 3, by=Rules(lambda _: True, 0, unclean=True))
+    assert new.unconfirmed
 
 
 # --- any order ---------------------------------------------------------------------------
@@ -308,3 +335,13 @@ def test_unclean_election_for_the_whole_cluster_gives_leaders() -> None:
     topic = set_for_all(of, "unclean.leader.election.enable", "true").topic("t")
     assert topic is not None
     assert topic.partitions[0].leader == 5
+
+
+def test_settings_elect_nobody_for_what_was_restored() -> None:
+    """Nodes have yet to tell who is ahead: somebody who restores settings as well must not cost them that."""
+    of = image(partition(4, 5, isr=(), leader=NO_NODE, last_known_leader=NO_NODE))
+    for key, value in (("unclean.leader.election.enable", "true"), ("min.insync.replicas", "2")):
+        of = set_for_all(of, key, value)
+        topic = of.topic("t")
+        assert topic is not None
+        assert topic.partitions[0].unconfirmed, key

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_controller.state.generation import Context
-from penstock_controller.state.nodes import unfence_node
+from penstock_controller.state.generation import Context, partition_record
+from penstock_controller.state.nodes import rules_for, unfence_node
+from penstock_controller.state.partitions import change_partition
+from penstock_controller.state.reassignments import reassign
 from penstock_controller.state.recovery import Offers, adopt, confirm, confirmed, offered, scan_unconfirmed
 from penstock_core.errors import ErrorCode
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
@@ -70,6 +72,25 @@ def tell(offers: Offers, node_id: int, replicas: list[api.UnknownReplica], versi
         unknown_replicas=replicas, first_of_unknown=True, last_of_unknown=True, unknown_version=version
     )
     offers.take(NodeId(node_id), 1, report)
+
+
+def test_a_move_that_is_taken_back_before_nodes_have_told_costs_no_record() -> None:
+    """The backup was made during a move from 1 to 3, which has ended since; the operator cancels what it shows."""
+    during = unconfirmed(3, 1)
+    during.partition.adding_replicas.append(3)
+    during.partition.removing_replicas.append(1)
+    image = image_of(topic(T, "t"), during)
+    (old,) = [p for p in scan_unconfirmed(image) if p is not None]
+    back = reassign(old, (NodeId(1),), rules_for(image, image.topics[T]))
+    assert back is not None
+    image = image.apply([partition_record(back)], image.version + 1)
+    new = led(image, told((3, [replica(T, 0, 7, 500)]), (1, [])))
+    assert (new.leader, new.isr) == (3, (3,))
+    assert NodeId(3) in new.replicas, "node 3 would have deleted the only copy"
+    # And it goes once node 1 has everything.
+    done = change_partition(new, rules_for(image, image.topics[T]), isr=[NodeId(3), NodeId(1)])
+    assert done is not None
+    assert (done.replicas, done.leader) == ((1,), 1)
 
 
 def led(image: MetadataImage, offers: Offers) -> PartitionImage:

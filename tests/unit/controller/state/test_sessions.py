@@ -72,6 +72,18 @@ def test_own_late_tick_moves_all_deadlines() -> None:
     assert {e.name for e in ticks(target, of, 62_000, 62_100)} == {1, 2, "g"}
 
 
+def test_who_is_heard_before_a_late_tick_has_one_timeout_as_all_others() -> None:
+    of = image()
+    target = sessions(of)
+    ticks(target, of, 100, 1000)
+    # Stopped for an hour. What came in as it went on is read before its tick, then node 1 loses its power.
+    woken_ms = 3_600_000
+    assert target.node_heartbeat(beat(1), of, woken_ms) is RequestedTransition.NOTHING
+    assert target.tick(of, woken_ms) == []
+    assert target.heard_ms(NodeId(1)) == woken_ms
+    assert 1 in {e.name for e in ticks(target, of, woken_ms + TICK_MS, woken_ms + TIMEOUT_MS + TICK_MS)}
+
+
 def test_hung_disk_ends_a_session_though_heartbeats_come() -> None:
     of = image()
     target = sessions(of)

@@ -160,6 +160,16 @@ def test_operations_that_went_on_are_paused() -> None:
     assert new.operations.operations[2].paused_by_hand
 
 
+def test_an_operation_that_was_being_cancelled_goes_on_being_cancelled() -> None:
+    """Its cordons are lifted, so it may not go on; resumed, a node-remove would fill the node while it empties it."""
+    going = operation(2, pb.OPERATION_STATE_CANCELLING)
+    going.operation.executor.executor_id = "one of before"
+    image = MetadataImage.from_records([cluster(), node(1), going], 5)
+    found = restore(Backup(head(image), image)).image.operations.operations[2]
+    assert (found.state, found.paused_by_hand, found.reason) == (pb.OPERATION_STATE_CANCELLING, False, "")
+    assert not found.HasField("executor")
+
+
 def test_producer_ids_that_nobody_wrote_down_are_not_given_out() -> None:
     image = MetadataImage.from_records([cluster()], 5)
     assert restore(Backup(head(image), image)).image.next_producer_id == PRODUCER_IDS_UP

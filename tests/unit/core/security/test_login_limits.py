@@ -104,6 +104,21 @@ def test_whoever_signs_in_has_a_clean_sheet_and_the_address_does_not() -> None:
     )
 
 
+def test_an_attempt_that_nobody_could_judge_costs_nothing() -> None:
+    limits = LoginLimits()
+    for _ in range(100):
+        limits.undecided(begin(limits, HERE, "alice", 0), 0)
+    assert len(limits) == 0
+    while not (delay_ms := fail(limits, HERE, "alice", 0)):
+        pass
+    attempts = [begin(limits, HERE, "alice", 0) for _ in range(WAITING_MAX)]
+    assert limits.begin(HERE, "alice", 0) is None
+    for attempt in attempts:
+        limits.undecided(attempt, 0)
+        limits.undecided(attempt, 0)
+    assert begin(limits, HERE, "alice", 0).delay_ms == 2 * delay_ms  # by the failure alone
+
+
 def test_after_a_quiet_while_nothing_is_left() -> None:
     limits = LoginLimits()
     for _ in range(200):

@@ -247,7 +247,9 @@ def test_any_ascii_name_and_any_password_sign_in(name: str, password: str) -> No
     [
         (b"r=other,s=c2FsdA==,i=4096", "nonce"),
         (b"r=client,s=c2FsdA==,i=4096", "nonce"),
-        (b"r=clientx,s=c2FsdA==,i=99999999", "iterations"),
+        (b"r=clientx,s=c2FsdA==,i=99999999", "99999999 iterations, the most is 1000000"),
+        (b"r=clientx,s=c2FsdA==,i=4095", "4095 iterations, the least is 4096"),
+        (b"r=clientx,s=c2FsdA==,i=1", "1 iterations, the least is 4096"),
         (b"r=clientx,s=c2FsdA==,i=0", "malformed"),
         (b"r=clientx,s=c2F,i=4096", "malformed"),
         (b"e=no", "malformed"),

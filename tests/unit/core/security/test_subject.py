@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import random
 
@@ -13,23 +14,25 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID
 
-from penstock_core.security.subject import BadSubject, subject_of
+from penstock_core.security.subject import BadSubject, end_s, subject_of
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 
 
-def certificate(*rdns: list[x509.NameAttribute[str]] | x509.NameAttribute[str]) -> bytes:
-    """A certificate with that subject, as DER."""
+def certificate(
+    *rdns: list[x509.NameAttribute[str]] | x509.NameAttribute[str], end: datetime.datetime | None = None
+) -> bytes:
+    """A certificate with that subject, as DER; an hour long, or until `end`."""
     name = x509.Name([x509.RelativeDistinguishedName(r if isinstance(r, list) else [r]) for r in rdns])
-    now = datetime.datetime.now(datetime.UTC)
+    end = end or datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "issuer")]))
         .public_key(KEY.public_key())
         .serial_number(2**100)
-        .not_valid_before(now)
-        .not_valid_after(now + datetime.timedelta(hours=1))
+        .not_valid_before(end - datetime.timedelta(hours=1))
+        .not_valid_after(end)
     )
     return builder.sign(KEY, hashes.SHA256()).public_bytes(Encoding.DER)
 
@@ -81,6 +84,12 @@ def test_one_name_of_two_parts_and_none_at_all() -> None:
     assert subject_of(certificate()) == ""
 
 
+@pytest.mark.parametrize("year", [1999, 2049, 2050, 3000])
+def test_when_a_certificate_ends(year: int) -> None:
+    end = datetime.datetime(year, 12, 31, 23, 59, 58, tzinfo=datetime.UTC)
+    assert end_s(certificate(end=end)) == end.timestamp()
+
+
 def test_no_bytes_end_in_anything_but_a_subject_or_bad_subject() -> None:
     seed = random.randrange(2**32)
     rng = random.Random(seed)
@@ -91,8 +100,8 @@ def test_no_bytes_end_in_anything_but_a_subject_or_bad_subject() -> None:
             if bad:
                 bad[rng.randrange(min(len(bad), 120))] = rng.randrange(256)
         try:
-            subject_of(bytes(bad))
-        except BadSubject:
-            pass
+            for read in (subject_of, end_s):
+                with contextlib.suppress(BadSubject):
+                    read(bytes(bad))
         except Exception as error:
             raise AssertionError(f"seed {seed}: {bad.hex()}") from error

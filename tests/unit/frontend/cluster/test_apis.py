@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import generate_latest
 
-from penstock_core.errors import ErrorCode, InvariantBroken
+from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint, MetadataImage, NodeImage
 from penstock_core.metadata.levels import METADATA_LEVEL, TRANSACTIONS_LEVEL
 from penstock_core.topics import TRANSACTIONS_TOPIC
@@ -407,6 +407,23 @@ def test_create_partitions_carries_the_controllers_verdict(run: Run) -> None:
                 assert [(r.name, int(r.error_code), r.error_message) for r in response.results] == [
                     ("t", 37, "1 is too few")
                 ]
+
+    run(main())
+
+
+def test_who_gets_no_producer_id_in_time_asks_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older Java producers end for good at REQUEST_TIMED_OUT (Kafka: RPCProducerIdManager.generateProducerId)."""
+
+    async def no_block(*_: object) -> int:
+        raise PenstockError(ErrorCode.REQUEST_TIMED_OUT, "no controller")
+
+    monkeypatch.setattr(ProducerIdAllocator, "allocate", no_block)
+
+    async def main() -> None:
+        async with serving() as (client, *_):
+            values = {"transaction_timeout": 1000, "producer_id": -1, "producer_epoch": -1}
+            response = await client.call(ApiKey.INIT_PRODUCER_ID, 4, transactional_id=None, **values)
+            assert response.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
     run(main())
 

@@ -146,6 +146,31 @@ def test_clients_that_see_the_same_share_one_answer_wherever_they_come_from() ->
     assert len(kept) == 1
 
 
+def test_an_answer_that_was_kept_is_nobody_elses_once_the_sets_were_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    only = [acl(Op.READ, Kind.TOPIC, name, principal=f"User:{name}") for name in ("a", "b", "c")]
+    monkeypatch.setattr("penstock_frontend.cluster.metadata_answers.VISIBLE_NAMES_MAX", 2)
+    one = Process(image_with("a", "b", "c"), *only)
+    for who in ("a", "b", "c", "a"):
+        shown = one.ask(asks(who), ApiKey.METADATA, 9, topics=None).topics
+        assert [t.name for t in shown] == [who]
+
+
+def test_who_asks_first_after_old_news_sees_nothing_of_who_asked_before_them() -> None:
+    only = [acl(Op.READ, Kind.TOPIC, name, principal=f"User:{name}") for name in ("a", "b")]
+    one = Process(image_with("a", "b"), *only)
+
+    def seen_by(who: str) -> list[str]:
+        return [t.name for t in one.ask(asks(who), ApiKey.METADATA, 9, topics=None).topics]
+
+    assert seen_by("a") == ["a"]
+    one.authorizer.distrust()
+    assert seen_by("b") == []
+    one.authorizer.trust()
+    assert (seen_by("b"), seen_by("a")) == (["b"], ["a"])
+
+
 def test_a_topic_that_may_be_described_but_not_made_is_denied_and_not_made() -> None:
     rights = (
         acl(Op.DESCRIBE, Kind.TOPIC, "*", principal="User:*"),

@@ -31,6 +31,30 @@ def test_who_comes_too_fast_waits_for_the_rate() -> None:
     assert [bool(admission.refusal("a", 500.0)) for _ in range(5)] == [False] * 4 + [True]
 
 
+def test_whoever_has_one_address_of_ipv6_has_a_network_of_them() -> None:
+    admission = Admission(CAPS)
+    came = []
+    for n in range(20):
+        address = f"2001:db8::{n:x}"
+        came.append(not admission.refusal(address, 0.0, has_quota=True))
+        if came[-1]:
+            admission.added(address)
+    assert came == [True] * 12 + [False] * 8  # four addresses' worth
+    assert admission.by_address == {"2001:db8::": 12}
+    assert not admission.refusal("2001:db8:0:1::1", 0.0)
+    assert not admission.refusal("::ffff:192.0.2.1", 0.0)
+    for n in range(12):
+        admission.removed(f"2001:db8::{n:x}")
+    assert not admission.by_address and not admission._exactly
+    # One address of them has no more than any other, and all together come four times as fast.
+    for _ in range(3):
+        admission.added("2001:db8::1")
+    assert admission.refusal("2001:db8::1", 0.0)
+    assert not admission.refusal("2001:db8::2", 0.0)
+    other = Admission(CAPS)
+    assert [not other.refusal(f"2001:db8::{n:x}", 100.0) for n in range(20)] == [True] * 16 + [False] * 4
+
+
 def test_addresses_are_not_remembered_without_end() -> None:
     admission = Admission(CAPS)
     for n in range(100_000):

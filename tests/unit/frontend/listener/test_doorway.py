@@ -174,6 +174,42 @@ def test_of_those_that_say_nothing_the_oldest_go_and_nobody_else(run: Run, proxi
     run(main())
 
 
+def test_of_one_network_of_ipv6_the_oldest_go_and_not_those_of_an_address_with_two(run: Run) -> None:
+    """Else whoever has a /64 comes from ever new addresses, and those who share one make room for him."""
+
+    async def main() -> None:
+        limits = ListenerLimits(caps=ConnectionCaps(strangers_max=5))
+        async with contextlib.AsyncExitStack() as stack:
+            listener, _h, where, _l = await stack.enter_async_context(
+                listening(echo, limits, proxy_protocol=True, proxy_from=("127.0.0.0/8",))
+            )
+
+            async def come(source: str, balancer: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                r, w = await stack.enter_async_context(connected(where, balancer))
+                before = {*listener.connections}
+                kind = "TCP6" if ":" in source else "TCP4"
+                to = "2001:db8::99" if ":" in source else "10.9.9.9"
+                w.write(f"PROXY {kind} {source} {to} 5555 9092\r\n".encode())
+                await eventually(lambda: {*listener.connections} - before, "it is here")
+                return r, w
+
+            honest = [await come("192.0.2.1", "127.0.0.8") for _ in range(2)]
+            greedy = [await come(f"2001:db8::{n + 1:x}", f"127.0.1.{n + 1}") for n in range(6)]
+            for r, _ in greedy[:3]:
+                assert await closed_by_peer(r)
+            for n, (r, w) in enumerate([*honest, *greedy[3:]]):
+                w.write(request(n))
+                assert (await read_response(r))[0] == n
+            assert {each.peer_host for each in listener.connections} == {
+                "192.0.2.1",
+                "2001:db8::4",
+                "2001:db8::5",
+                "2001:db8::6",
+            }
+
+    run(main())
+
+
 def test_who_has_to_go_before_it_was_looked_at_is_closed_and_no_longer_counted(run: Run) -> None:
     async def main() -> None:
         limits = ListenerLimits(caps=ConnectionCaps(strangers_max=0))

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import socket
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -44,6 +46,7 @@ class OnlyAlice(AllowAll):
 class World:
     def __init__(self, tmp_path: Path) -> None:
         self.made = ListenerFiles(tmp_path)
+        self.now_ms = time.time_ns() // 1_000_000
         self.metadata = Metadata()
         key = pb.ClusterSecretRecord(name="session-token:1", value=b"k" * 32)
         self.metadata.apply(pb.MetadataRecord(cluster_secret=key))
@@ -66,7 +69,13 @@ class World:
             "127.0.0.1:0",
             self.lifecycle,
             [web.get("/who", whoami)],
-            **http_desk(door, files, authorizer or OnlyAlice(), lambda: ["gateway.example.com", ""]),
+            **http_desk(
+                door,
+                files,
+                authorizer or OnlyAlice(),
+                lambda: ["gateway.example.com", ""],
+                wall_ms=lambda: self.now_ms,
+            ),
         )
         endpoint = await server.start()
         try:
@@ -201,6 +210,36 @@ async def test_certificates_make_users(world: World) -> None:
     async with world.serving(security="SSL", tls=world.made.table("required")) as base:
         with pytest.raises((urllib.error.URLError, OSError)):
             await world.get(f"{base}/who")
+
+
+async def test_a_session_of_a_certificate_that_has_ended_lets_nobody_in(world: World) -> None:
+    """TLS 1.2 does without the certificate then, so nobody else looks at its end."""
+    context = ssl.create_default_context(cafile=world.made.ca)
+    context.load_cert_chain(*world.made.client("alice"))
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with world.serving(security="SSL", tls=world.made.table("required")) as base:
+        port = int(base.rpartition(":")[2])
+
+        def ask(session: ssl.SSLSession | None) -> tuple[bytes, ssl.SSLSession | None, bool | None]:
+            with (
+                socket.create_connection(("127.0.0.1", port), 60) as raw,
+                context.wrap_socket(raw, server_hostname="localhost", session=session) as made,
+            ):
+                made.sendall(b"GET /who HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                with made.makefile("rb") as stream:
+                    got = stream.readline(), made.session, made.session_reused
+                # OpenSSL forgets the session of who does not end so.
+                with contextlib.suppress(OSError):
+                    made.unwrap().close()
+                return got
+
+        answer, session, resumed = await asyncio.to_thread(ask, None)
+        assert (answer, resumed) == (b"HTTP/1.1 200 OK\r\n", False)
+        answer, _, resumed = await asyncio.to_thread(ask, session)
+        assert (answer, resumed) == (b"HTTP/1.1 200 OK\r\n", True)
+        world.now_ms += 2_000 * 365 * 86_400_000  # those of trustme last until 3000
+        answer, _, resumed = await asyncio.to_thread(ask, session)
+        assert (answer, resumed) == (b"HTTP/1.1 401 Unauthorized\r\n", True)
 
 
 async def test_a_strangers_name_for_us_is_refused(world: World) -> None:

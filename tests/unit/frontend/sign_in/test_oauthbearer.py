@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock_core.security.oauthbearer import NotVerifiable, TokenIdentity
 from penstock_core.security.principal import user
 from penstock_core.security.sasl import OAUTHBEARER, OTHER_AUTHZID
 from penstock_frontend.listener.listener import Connection
@@ -40,6 +41,11 @@ def first_message(token: str, authzid: str = "", extensions: str = "") -> bytes:
     """What a client says first."""
     who = f"a={authzid}" if authzid else ""
     return f"n,{who},\x01auth=Bearer {token}\x01{extensions}\x01".encode()
+
+
+class NoKeys:
+    async def verify(self, token: str) -> TokenIdentity:
+        raise NotVerifiable("there are no keys of the issuer")
 
 
 @dataclass
@@ -175,6 +181,20 @@ def test_it_signs_in_again_by_a_newer_token_of_the_same_user_only(run: Run, tmp_
                 58,
                 "Cannot change principals during re-authentication",
             )
+
+    run(scenario())
+
+
+def test_while_no_keys_can_be_had_nobody_is_slowed_for_it(run: Run, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with house(tmp_path) as h:
+            h.desk.tokens = NoKeys()
+            for _ in range(6):
+                async with h.client() as client:
+                    answer = await client.token(first_message(h.issuer.token()))
+                    assert answer.auth_bytes == CHALLENGE.encode()
+            assert len(h.desk.limits) == 0
+            assert metric(h.lifecycle, "penstock_kafka_sign_ins_total") == 6
 
     run(scenario())
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock_core.metadata.image import MetadataImage
+from penstock_core.metadata.image import ImageBuilder, MetadataImage
 from penstock_core.security.acl import AclOperation, ResourceType
 from penstock_core.security.principal import Identity, user
 from penstock_frontend.acl_authorizer import AclAuthorizer
 from penstock_frontend.sign_in.doors import Doors
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import NEVER_MS
+from penstock_runtime.settings import ListenerSettings
 from support.waiting import eventually
 
 ROOT = Identity(user("root"), "10.0.0.1")
@@ -78,3 +79,18 @@ async def test_rights_count_again_with_the_news_and_not_only_at_the_next_look() 
         await eventually(lambda: not may(), "rights of before count no more")
         news.come()
         assert may()
+
+
+async def test_nobody_comes_before_the_first_metadata() -> None:
+    """A node's listeners are open before it is registered: its clients were told of a cluster without a topic."""
+    news = News()
+    fake: Any = news
+    settings = ListenerSettings(name="DIRECT", bind="127.0.0.1:0")
+    doors = Doors([settings], Lifecycle("test"))
+    doors.connect(fake, lambda *_: b"")
+    keeps_out = doors.of(settings)["keeps_out"]
+    assert keeps_out() == "no metadata came yet"
+    news.image = ImageBuilder(MetadataImage()).finish(1)
+    assert not keeps_out()
+    news.age_ms = NEVER_MS
+    assert not keeps_out(), "without users and rights old metadata are better than none"

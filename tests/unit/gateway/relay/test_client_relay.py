@@ -207,6 +207,28 @@ async def test_what_was_sent_without_acks_is_written_though_the_client_is_gone(r
     assert (rig.metrics.client_relays, rig.relay.leaving_count) == (0, 0)
 
 
+async def test_clients_of_a_gateway_that_closes_are_sent_to_look_for_leaders(rig: Rig) -> None:
+    """They ask for metadata then, and learn of gateways that came after they had asked last."""
+    client, native = rig.client(is_moved=True), rig.client()
+    frame = produce_frame((0, b"a"), (1, b"b"))
+    under_way = rig.submit(client, Produce, frame)
+    rig.relay.hands_over = True
+    assert codes(await outcome(under_way)) == {0: 0, 1: 0}, "what came before is answered by leaders"
+    sent = len(rig.nodes[1].frames), len(rig.nodes[2].frames)
+    six = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    got = codes(await outcome(rig.submit(client, Produce, produce_frame((0, b"a"), (7, b"b")))))
+    assert got == {0: six, 7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert fetched(await outcome(rig.submit(client, Fetch, fetch_frame(0, 1)))) == {
+        0: (six, b""),
+        1: (six, b""),
+    }
+    assert sent == (len(rig.nodes[1].frames), len(rig.nodes[2].frames)), "nobody was asked"
+    # Who is told nothing cannot be moved, and native clients have lists of gateways.
+    silent = produce_frame((0, b"c"), acks=0)
+    assert await outcome(rig.submit(client, Produce, silent)) is Ending.NO_RESPONSE
+    assert codes(await outcome(rig.submit(native, Produce, frame))) == {0: 0, 1: 0}
+
+
 async def test_large_frames_both_ways(rig: Rig) -> None:
     client = rig.client()
     big = bytes(range(256)) * 14_000  # 3.5 MiB
@@ -248,6 +270,37 @@ async def test_a_node_that_dies_leaves_sent_produce_timed_out(rig: Rig) -> None:
     rig.publish()
     assert codes(await outcome(later)) == {0: 0}
     assert rig.nodes[2].logs == {("t", 0): [b"b"]}
+
+
+async def test_what_is_out_by_a_channel_that_is_closed_is_answered_at_once(rig: Rig) -> None:
+    """A day after new certificates came, channels of the old ones are closed, with the streams of clients on them."""
+    client = rig.client()
+    rig.nodes[1].silent = True
+    sent = rig.submit(client, Produce, produce_frame((0, b"a")))
+    reading = rig.submit(client, Fetch, fetch_frame(0, 2))
+    await rig.nodes[1].frame(2)
+    await rig.channels.drop(f"127.0.0.1:{rig.nodes[1].port}")
+    await eventually(lambda: sent.done() and reading.done(), "both answers", timeout_s=5)
+    assert codes(sent.result()) == {0: 7}
+    assert {code for code, _ in fetched(reading.result()).values()} == {6}
+    rig.nodes[1].silent = False
+    assert codes(await outcome(rig.submit(client, Produce, produce_frame((0, b"b"))))) == {0: 0}
+
+
+async def test_a_channel_that_is_closed_while_it_connects_is_made_anew(rig: Rig) -> None:
+    port = rig.nodes[1].port
+    await rig.nodes[1].refuse_connections()
+    client = rig.client()
+    held = rig.submit(client, Produce, produce_frame((0, b"a")))
+    await eventually(lambda: rig.nodes[1].attempts >= 1, "an attempt at the dead node")
+    await rig.channels.drop(f"127.0.0.1:{port}")
+    await eventually(
+        lambda: rig.metrics.streams_lost or rig.lifecycle.failed.is_set(), "the end of the stream"
+    )
+    assert not rig.lifecycle.failed.is_set()
+    rig.move(0, 2)
+    rig.publish()
+    assert codes(await outcome(held)) == {0: 0}
 
 
 async def test_a_node_that_never_was_reached_loses_nothing(rig: Rig) -> None:

@@ -53,3 +53,19 @@ def test_other_producers_epochs_and_partitions_pass_and_time_opens() -> None:
     assert not fences.turns_away("q", at(6), 1)
     assert fences.turns_away("p", at(6), 1)
     assert not fences.turns_away("p", at(6), EXPIRY_MS)
+
+
+def test_fences_before_what_never_comes_again_go_with_their_time() -> None:
+    """A client that writes to ever other topics which nobody knows made its gateway grow for as long as it stayed."""
+    fences: RetryGate[str] = RetryGate(fences_max=100)
+    for number in range(50):
+        fences.failed(f"t{number}", at(0), number)
+    fences.failed("t0", at(0), EXPIRY_MS - 1)
+    fences.failed("u", at(0), EXPIRY_MS + 40)
+    assert len(fences._retry_gate) == 11
+    assert fences.turns_away("t49", at(3), EXPIRY_MS + 40)
+    assert fences.turns_away("t0", at(3), EXPIRY_MS + 40)
+    for number in range(200):
+        fences.failed(f"v{number}", at(0), EXPIRY_MS + 40)
+    assert len(fences._retry_gate) == 100
+    assert [fences.turns_away(f"v{n}", at(3), EXPIRY_MS + 40) for n in (99, 100, 199)] == [False, True, True]

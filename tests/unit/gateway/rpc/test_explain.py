@@ -91,6 +91,35 @@ async def test_two_hours_where_nobody_says_how_far(
     assert {r.since_ms for _, r in asked} == {NOW_MS - 7_200_000}
 
 
+@pytest.fixture
+def made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two topics of one name; the first was deleted within the same two hours."""
+    events = [
+        pb.ClusterEvent(version=version, time_ms=NOW_MS, event=event, subject=subject, change=change)
+        for version, event, subject, change in (
+            (1, "topic", "topic t", "created with 1 partition, replication factor 2"),
+            (2, "leader", "partition t-0", "leader 1 -> 2, epoch 9, from ISR"),
+            (3, "topic", "topic t", "deleted"),
+            (4, "topic", "topic t", "created with 1 partition, replication factor 2"),
+            (5, "isr", "partition t-0", "ISR 1,2 -> 1"),
+        )
+    ]
+
+    async def read(self: FakeController, request: Any, context: Any) -> pb.ReadEventsResponse:
+        return pb.ReadEventsResponse(events=events)
+
+    monkeypatch.setattr(FakeController, "ReadEvents", read, raising=False)
+
+
+@pytest.mark.usefixtures("made_twice")
+async def test_a_topic_that_was_made_anew_is_told_since_then(explainer: Explainer) -> None:
+    answer = await explainer.explain(pb.ExplainRequest(topic="t"), image(), NOW_MS)
+    assert [line.version for line in answer.story] == [4, 5]
+    # Of one that is gone all is told that is remembered.
+    gone = await explainer.explain(pb.ExplainRequest(topic="t"), MetadataImage(), NOW_MS)
+    assert [line.version for line in gone.story] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     ("request_pb", "code", "said"),

@@ -212,6 +212,10 @@ def _commit(*triples: pb.StageTriple, **changes: Any) -> Callable[[UnitRelay], A
         (_stage(unit=pb.SinkUnit(sink="a b", query="q")), "letters, digits"),
         (_stage(unit=pb.SinkUnit(sink="a", query="q\n")), "cannot be shown"),
         (_stage(unit=pb.SinkUnit(sink="a", query="q", epoch=-1)), "0 or more"),
+        (
+            _stage(unit=pb.SinkUnit(sink="a", query="q", input=b"d" * 65)),
+            "an input of 65 bytes, the most is 64",
+        ),
         (_stage(partition=-1), "0 or more"),
         (_stage(attempt=-1), "0 or more"),
         (_commit(pb.StageTriple(transactional_id="t-0-0-0")), "no stage of sink s"),

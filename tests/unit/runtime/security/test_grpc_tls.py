@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import select
+import socket
+import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +39,7 @@ from penstock_runtime.security.diagnosis import find_fault
 from penstock_runtime.security.methods import CLIENT_SERVICES, METHOD_ROLES
 from penstock_runtime.security.role_guard import RoleGuard
 from penstock_runtime.security.tls_files import TlsFiles
+from security.http2 import DATA, END_STREAM, Caller, call_headers, http2_frame
 from support.certificates import DOMAIN, ClusterCa
 
 PATIENCE_S = 30
@@ -201,6 +206,70 @@ async def test_a_method_without_a_row_is_for_nobody(tmp_path: Path) -> None:
     assert guard.refusal("/penstock.v1.Controller/DescribeQuorum", admin)[1] == ""
     other = {"peer_spiffe_id": [b"spiffe://b.test/admin/x"]}
     assert "of another cluster" in guard.refusal("/penstock.v1.Controller/DescribeQuorum", other)[1]
+
+
+def resumed(certificate: bytes, session_reused: bytes = b"true") -> dict[str, list[bytes]]:
+    return {
+        "peer_spiffe_id": [b"spiffe://a.test/admin/x"],
+        "x509_pem_cert": [certificate],
+        "ssl_session_reused": [session_reused],
+    }
+
+
+def test_who_resumes_a_session_after_the_end_of_the_certificate_is_refused(
+    tmp_path: Path, ca: ClusterCa
+) -> None:
+    """gRPC has servers give tickets, and does not look at the certificate again for days."""
+    table = ca.issue(tmp_path, "admin", "x", good_for=datetime.timedelta(days=1))
+    certificate = Path(table["cert"]).read_bytes()
+    now_s = time.time()
+    guard = RoleGuard("a.test", wall_s=lambda: now_s)
+    method = "/penstock.v1.Controller/DescribeQuorum"
+    assert guard.refusal(method, resumed(certificate))[1] == ""
+    now_s += 86_500
+    assert "its certificate has ended" in guard.refusal(method, resumed(certificate))[1]
+    # Connections that began with the certificate itself stay.
+    assert guard.refusal(method, resumed(certificate, b"false"))[1] == ""
+    assert "its certificate has ended" in guard.refusal(method, resumed(b"what cannot be read"))[1]
+
+
+async def test_grpc_says_of_a_call_that_its_session_was_resumed(
+    tmp_path: Path, ca: ClusterCa, port: Port
+) -> None:
+    address = await port(files_of(ca, tmp_path / "controller", "controller", "1"))
+    table = ca.issue(tmp_path / "node", "storage-node", "node-7")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(table["ca"])
+    context.load_cert_chain(table["cert"], table["key"])
+    context.set_alpn_protocols(["h2"])
+    said: list[list[bytes]] = []
+    refusal = RoleGuard.refusal
+
+    def looks(self: RoleGuard, method: str, properties: Any) -> Any:
+        said.append(list(properties["ssl_session_reused"]))
+        return refusal(self, method, properties)
+
+    def call(session: ssl.SSLSession | None) -> ssl.SSLSession | None:
+        with (
+            socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), PATIENCE_S) as raw,
+            context.wrap_socket(raw, session=session) as made,
+        ):
+            caller = Caller(made)
+            block = call_headers("/penstock.v1.Controller/DescribeQuorum", tls=True)
+            caller.begin(block, 1)
+            made.sendall(http2_frame(DATA, END_STREAM, 1, bytes(5)))
+            while caller.left:
+                assert select.select([made], [], [], PATIENCE_S)[0], "the call is not ended"
+                caller.look()
+            assert caller.is_open
+            return made.session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RoleGuard, "refusal", looks)
+        session = await asyncio.to_thread(call, None)
+        await asyncio.to_thread(call, session)
+    assert said == [[b"false"], [b"true"]]
 
 
 async def test_without_a_certificate_nobody_is_asked(port: Port) -> None:

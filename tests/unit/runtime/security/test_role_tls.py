@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock_runtime.addresses import StartupError
+from penstock_runtime.security import role_tls
 from penstock_runtime.security.role_tls import RoleContexts, RoleTls, load_contexts
 from penstock_runtime.security.tls_files import TlsFiles
 from support.certificates import DOMAIN, ClusterCa
@@ -152,6 +153,60 @@ def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, ca
     assert not files.reload()
     assert files.current is first
     assert files.reload()
+
+
+@pytest.mark.parametrize("what", ["cert", "key", "ca"])
+def test_a_file_that_goes_while_it_is_loaded_is_a_fault_and_the_next_one_is_taken(
+    tmp_path: Path, ca: ClusterCa, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    table = ca.issue(tmp_path, "controller", "3")
+    files = TlsFiles(tls_of(table), "controller")
+    first = files.current
+    ca.issue(tmp_path, "controller", "3")
+    kept = {path: path.read_bytes() for path in map(Path, table.values())}
+    looked = role_tls._check_readable
+
+    def goes(path: Path, name: str) -> None:
+        looked(path, name)
+        if name == "tls.ca":  # the last one that is looked at
+            Path(table[what]).unlink()
+
+    monkeypatch.setattr(role_tls, "_check_readable", goes)
+    assert not files.reload()
+    monkeypatch.setattr(role_tls, "_check_readable", looked)
+    Path(table[what]).touch(0o600)
+    Path(table[what]).write_bytes(kept[Path(table[what])])
+    assert files.reload()
+    assert files.current is not first
+    assert files.fault == ""
+
+
+def test_what_nobody_foresaw_ends_no_watch(tmp_path: Path, ca: ClusterCa) -> None:
+    tls = tls_of(ca.issue(tmp_path, "controller", "3"))
+    loads = [0]
+
+    def load(tls: RoleTls, role: str) -> RoleContexts:
+        loads[0] += 1
+        if loads[0] == 2:
+            raise FileNotFoundError(2, "No such file or directory")
+        return load_contexts(tls, role)
+
+    files = TlsFiles(tls, "controller", load=load)
+    ca.issue(tmp_path, "controller", "3")
+    assert not files.reload()
+    assert files.fault == "[Errno 2] No such file or directory"
+    ca.issue(tmp_path, "controller", "3")
+    assert files.reload()
+
+
+def test_a_password_that_is_too_long_is_named(tmp_path: Path, ca: ClusterCa) -> None:
+    table = ca.issue(tmp_path, "gateway", "*", password=b"open sesame")
+    password = tmp_path / "password"
+    password.touch(0o600)
+    password.write_bytes(b"x" * 2_000)
+    table["key_password_file"] = str(password)
+    with pytest.raises(StartupError, match=r"tls\.key = .*password cannot be longer than 1024 bytes"):
+        load_contexts(tls_of(table), "gateway")
 
 
 def test_a_mounted_file_of_the_same_size_is_seen(tmp_path: Path, ca: ClusterCa) -> None:

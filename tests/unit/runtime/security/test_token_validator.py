@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 import penstock_runtime.security
-from penstock_core.security.oauthbearer import TokenRefused
+from penstock_core.security.oauthbearer import NotVerifiable, TokenRefused
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import get_log
@@ -201,6 +201,30 @@ def test_without_keys_no_token_counts_and_one_line_says_so(issuer: Issuer) -> No
         house.source.document = issuer.jwks()
         assert house.name(issuer.token()) == "alice"
         assert lines[1]["event"] == "keys of tokens are read"
+
+
+def test_of_a_key_that_may_be_among_those_that_cannot_be_read_nobody_can_say_that_it_is_wrong() -> None:
+    issuer = Issuer("first")
+    house = House(issuer)
+
+    def judged(token: str) -> bool:
+        with pytest.raises(TokenRefused) as refused:
+            house.name(token)
+        return not isinstance(refused.value, NotVerifiable)
+
+    house.source.document = None
+    assert not judged(issuer.token())
+    house.source.document = issuer.jwks()
+    house.clock.ms += token_validator.UNKNOWN_KEY_MS
+    assert house.name(issuer.token()) == "alice"
+    expired, foreign = issuer.token(lifetime_s=-60), Issuer("first").token()
+    issuer.rotate("second")
+    assert judged(issuer.token())
+    house.source.document = None
+    house.clock.ms += token_validator.UNKNOWN_KEY_MS
+    assert not judged(issuer.token())
+    assert judged(expired)
+    assert judged(foreign)
 
 
 def test_the_last_good_keys_count_for_a_bounded_time(issuer: Issuer) -> None:

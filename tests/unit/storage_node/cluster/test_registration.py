@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from penstock_core.ids import TopicId, TopicPartition
 from penstock_core.metadata.image import Endpoint
 from penstock_proto.v1 import controller_pb2 as pb
+from penstock_proto.v1 import metadata_pb2 as pb_records
 from penstock_proto.v1.operations_pb2 import NodeReport
 from penstock_runtime.controller_client import ControllerClient
 from penstock_runtime.grpc_tools import ChannelPool
@@ -204,3 +206,63 @@ async def test_a_node_is_ready_while_it_is_not_fenced_and_its_disk_works_even_fu
             await session
         pool.stop()
         await channels.close()
+
+
+class Registrar(FakeController):
+    """Takes every registration."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster, 1)
+        cluster.members[1] = self
+        self.requests: list[pb.RegisterNodeRequest] = []
+
+    async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Any) -> pb.RegisterNodeResponse:
+        self.requests.append(request)
+        return pb.RegisterNodeResponse(
+            node_id=1, node_epoch=9, cluster_id=bytes(16), version=self.cluster.image.version
+        )
+
+
+@pytest.mark.timeout(300)
+async def test_logs_that_are_gone_are_told_by_the_ids_that_the_metadata_know() -> None:
+    cluster = Cluster()
+    for topic_id, name in ((b"A" * 16, "kept"), (b"B" * 16, "lost")):
+        cluster.commit(pb_records.MetadataRecord(topic=pb_records.TopicRecord(topic_id=topic_id, name=name)))
+    controller = Registrar(cluster)  # type: ignore[abstract]
+    await controller.start()
+    channels, pool = ChannelPool(), DiskPool(1)
+    client = ControllerClient([controller.endpoint.address], "node-1", channels)
+    nowhere = Endpoint("", "127.0.0.1", 1)
+    metadata = MetadataClient(client, "node-1", monotonic_ms)
+    epochs: list[int] = []
+    membership = Registration(
+        Lifecycle("test"),
+        client,
+        metadata,
+        open_directory(new_disk()),
+        pool,
+        Announcement(
+            *(1, "", nowhere, nowhere, [], [TopicPartition(TopicId(b"A" * 16), 0)]),
+            missing=[("lost", 3), ("deleted long ago", 0)],
+        ),
+        lambda _node_id, epoch: epochs.append(epoch),
+        lambda: False,
+        lambda: False,
+    )
+    watching = asyncio.create_task(metadata.run())
+    try:
+        await membership.register()
+        assert epochs == [9]
+        # When it asked first it had no metadata yet, which say what the topic's id is.
+        told = [[(each.topic_id, each.partition) for each in r.damaged] for r in controller.requests]
+        assert told == [[(b"A" * 16, 0)], [(b"A" * 16, 0), (b"B" * 16, 3)]]
+        assert [(each.topic_id, each.partition) for each in controller.requests[-1].gone] == [(b"B" * 16, 3)]
+        await membership.register()  # anew, by the same process: nothing was lost since
+        assert not controller.requests[-1].damaged and not controller.requests[-1].gone
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        pool.stop()
+        await channels.close()
+        await controller.kill()

@@ -156,7 +156,7 @@ async def test_no_space_at_the_flush_is_final_too(tmp_path: Path, rigs: list[Rig
 
 async def test_a_failed_write_leaves_the_others_of_its_group_alone(tmp_path: Path, rigs: list[Rig]) -> None:
     rigs.append(rig := Rig(tmp_path, 6))
-    rig.fs.write_errors = {"t-2/": errno.ENOSPC, "t-4/": errno.EIO}
+    rig.fs.write_errors = {"/t-2/": errno.ENOSPC, "/t-4/": errno.EIO}
     errors = await rig.commit_all()
     assert [number for number, error in enumerate(errors) if error is not None] == [2, 4]
     states = [log.state for log in rig.logs]

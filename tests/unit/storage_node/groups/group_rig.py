@@ -43,6 +43,8 @@ class FakeTopics:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+        self.remade: dict[str, TopicId] = {}
+        """Topics that have another id than `id_of` says."""
         self._token = object()
 
     @staticmethod
@@ -53,10 +55,10 @@ class FakeTopics:
         return self.counts.get(topic, 0)
 
     def topic_id(self, topic: str) -> TopicId | None:
-        return self.id_of(topic) if topic in self.counts else None
+        return self.remade.get(topic, self.id_of(topic)) if topic in self.counts else None
 
     def topic_name(self, topic_id: TopicId) -> str | None:
-        return next((t for t in self.counts if self.id_of(t) == topic_id), None)
+        return next((t for t in self.counts if self.topic_id(t) == topic_id), None)
 
     def names(self) -> Sequence[str]:
         return list(self.counts)
@@ -95,11 +97,16 @@ class FakeLog:
         self.records: list[Record | FakeMarker] = []
         self.producers: list[int] = []
         """Of each record, -1 outside of transactions."""
+        self.times: list[int] = []
+        """Of each record, in ms since 1970."""
+        self.wall_ms: Callable[[], int] = lambda: 0
         self.epochs: dict[int, int] = {}
         """By producer: a lower one is refused."""
         self.committed = 0
         self.hold = hold
         self.refuse: ErrorCode | None = None
+        self.batch_bytes_max: int | None = None
+        """Larger batches are refused, as `max.message.bytes` has it."""
         self.after_step: Callable[[], None] = lambda: None
         self.on_advance: list[Callable[[], None]] = []
         """For faults that tests plant: called once the high watermark has risen."""
@@ -133,9 +140,14 @@ class FakeLog:
     def _append(self, records: Sequence[Record | FakeMarker], producer_id: int, done: Done) -> int:
         if self.refuse is not None:
             raise PenstockError(self.refuse, "refused by the test")
+        if self.batch_bytes_max is not None:
+            size = sum(len(each.key) + len(each.value or b"") for each in records if isinstance(each, Record))
+            if size > self.batch_bytes_max:
+                raise PenstockError(ErrorCode.MESSAGE_TOO_LARGE, "refused by the test")
         base_offset = len(self.records)
         self.records += records
         self.producers += [producer_id] * len(records)
+        self.times += [self.wall_ms()] * len(records)
         self._ends.append(len(self.records))
         self._waiting.append((len(self.records), done))
         return base_offset
@@ -176,7 +188,7 @@ class FakeLog:
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:
             done(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        del self.records[kept:], self.producers[kept:]
+        del self.records[kept:], self.producers[kept:], self.times[kept:]
 
 
 class CheckedShard(Shard):
@@ -217,6 +229,7 @@ class Rig:
     def __init__(self, settings: GroupSettings | None = None, *, hold: bool = False) -> None:
         self.clock = Clock()
         self.log = FakeLog(hold=hold)
+        self.log.wall_ms = self.clock.wall
         self.topics = FakeTopics()
         self.settings = settings or GroupSettings(initial_rebalance_delay_ms=0)
         self.own_settings: dict[tuple[str, str], int] = {}
@@ -260,7 +273,8 @@ class Rig:
             if isinstance(record, FakeMarker):
                 self.shard.replay_marker(record.producer_id, offset, commits=record.commits)
             else:
-                self.shard.replay(record.key, record.value, offset, self.log.producers[offset])
+                producer_id, at_ms = self.log.producers[offset], self.log.times[offset]
+                self.shard.replay(record.key, record.value, offset, producer_id, at_ms)
         self.log.committed = len(self.log.records)
         self.shard.resume()
         self.shard.validate()

@@ -36,6 +36,23 @@ def refused(rig: Rig) -> dict[str, int]:
 def test_an_owner_is_who_signed_in_else_the_address() -> None:
     assert owner_of(Identity(BAD, "192.0.2.1")) == BAD
     assert owner_of(Identity(ANONYMOUS, "192.0.2.1")) == "192.0.2.1"
+    assert owner_of(Identity(ANONYMOUS, "")) == ""
+
+
+def test_all_addresses_of_a_64_are_one_owner_with_four_shares() -> None:
+    near, same = (owner_of(Identity(ANONYMOUS, f"2001:db8::{n}")) for n in (1, 2))
+    assert near == same != owner_of(Identity(ANONYMOUS, "2001:db8:0:1::1"))
+    node = NodeHoldings(replace(SMALL, members_per_principal_max=3, groups_per_principal_max=2))
+    shard = node.open(())
+    for owner, members, groups in ((near, 12, 8), ("192.0.2.1", 3, 2), (BAD, 3, 2)):
+        for number in range(members):
+            assert node.has_room(owner, 1, 10, 10), number
+            shard.take(owner, 10)
+        assert not node.has_room(owner, 1, 10, 10)
+        for number in range(groups):
+            assert node.may_make(owner), number
+            shard.make(f"{owner}-{number}", owner)
+        assert not node.may_make(owner)
 
 
 def test_a_member_may_say_so_much_of_itself() -> None:
@@ -128,6 +145,15 @@ def test_a_node_has_so_many_groups() -> None:
     assert rig.commit("a", "", -1, {("t", 0): 1}) == [[E.NONE]]
     assert rig.commit("b", "", -1, {("t", 0): 1}) == [[E.GROUP_MAX_SIZE_REACHED]]
     assert refused(rig) == {"groups_max": 1}
+
+
+def test_a_group_too_many_costs_a_producer_its_transaction_and_not_its_life() -> None:
+    """At GROUP_MAX_SIZE_REACHED in a TxnOffsetCommit Java and kafka-python end; at these every client aborts."""
+    rig = Rig(replace(SMALL, groups_max=1))
+    assert rig.commit("a", "", -1, {("t", 0): 1}) == [[E.NONE]]
+    for version, code in ((3, E.GROUP_AUTHORIZATION_FAILED), (4, E.TRANSACTION_ABORTABLE)):
+        assert rig.commit_in((7, 0), "b", {("t", 0): 1}, version=version) == [[code]]
+    assert rig.commit_in((7, 0), "a", {("t", 0): 2}) == [[E.NONE]]
 
 
 def test_a_commit_of_nothing_leaves_no_group() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock_core.errors import ErrorCode
+from penstock_core.ids import TopicId
 from penstock_storage_node.groups import records as rec
 from penstock_storage_node.settings import GroupSettings
 from unit.storage_node.groups.group_rig import Rig
@@ -130,6 +133,63 @@ def test_a_deletion_that_is_refused_leaves_the_deadlines_of_ids_that_were_given_
     assert rig.heartbeat("g", other, 2) is E.NONE
 
 
+def test_a_group_of_more_offsets_than_one_batch_holds_is_deleted_and_expires() -> None:
+    rig = Rig()
+    rig.log.batch_bytes_max = 1_000_000
+    name = "g" * 16_000
+
+    def fill() -> None:
+        for number in range(3):
+            rig.commit(name, "", -1, {("t", 50 * number + each): 1 for each in range(50)})
+        assert len(rig.offsets(name)) == 150
+
+    codes: list[ErrorCode] = []
+    fill()
+    rig.shard.delete_group(name, codes.append)
+    rig.settle()
+    assert (codes, rig.shard.groups, rig.shard.offsets) == ([E.NONE], {}, {})
+    fill()
+    rig.clock.now_ms += 8 * DAY_MS
+    rig.shard.expire()
+    rig.settle()
+    assert (rig.shard.groups, rig.shard.offsets) == ({}, {})
+    fill()
+    rig.shard.forget_topics(frozenset({"t"}))
+    rig.settle()
+    assert rig.shard.offsets == {}
+    # Somebody joins behind the tombstones, and finds nothing.
+    fill()
+    rig.log.hold = True
+    rig.shard.delete_group(name, codes.append)
+    rig.join(name)
+    rig.join(name, member_id_required=False)
+    rig.log.hold = False
+    rig.settle()
+    assert (codes, rig.shard.offsets) == ([E.NONE, E.NONE], {})
+    assert rig.shard.groups[name].members
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_what_is_committed_behind_the_tombstones_of_a_large_group_stays(expires: bool) -> None:
+    rig = Rig()
+    name = "g" * 16_000
+    rig.commit(name, "", -1, {("t", each): 1 for each in range(100)})
+    rig.clock.now_ms += 8 * DAY_MS
+    rig.log.hold = True
+    codes: list[ErrorCode] = []
+    if expires:
+        rig.shard.expire()
+    else:
+        rig.shard.delete_group(name, codes.append)
+    told = rig.commit(name, "", -1, {("t", 0): 7})
+    rig.log.hold = False
+    rig.settle()
+    assert (told, codes) == ([[E.NONE]], [] if expires else [E.NONE])
+    assert rig.offsets(name) == {("t", 0): 7}
+    rig.fail_over()
+    assert rig.offsets(name) == {("t", 0): 7}
+
+
 def test_offsets_of_an_empty_group_expire() -> None:
     rig = Rig()
     (a,) = rig.stable("g", 1)
@@ -188,6 +248,85 @@ def test_offsets_go_with_their_topic() -> None:
     rig.commit("g", "", -1, {("t", 0): 1, ("u", 0): 1})
     rig.shard.forget_topics(frozenset({"t"}))
     rig.settle()
+    assert rig.offsets("g") == {("u", 0): 1}
+
+
+def test_a_topic_that_was_made_anew_has_no_offsets_of_the_old_one() -> None:
+    rig = Rig()
+    rig.topics.set(t=1, u=1)
+    rig.commit("g", "", -1, {("t", 0): 7, ("u", 0): 8})
+    rig.shard.close()
+    # Deleted and made again while nobody coordinates: the names are all there.
+    rig.topics.remade["t"] = TopicId(b"another topic t!")
+    rig.fail_over()
+    assert rig.offsets("g") == {("u", 0): 8}
+    assert rig.shard.fetch("g", None, -1, [("t", 0)])[1] == [(("t", 0), None)]
+    rig.shard.forget_deleted(lambda name: name in rig.topics.counts)
+    rig.settle()
+    assert rig.shard.offsets["g"].keys() == {("u", 0)}
+    assert rig.commit("g", "", -1, {("t", 0): 1}) == [[E.NONE]]
+    rig.fail_over()
+    rig.shard.forget_deleted(lambda name: name in rig.topics.counts)
+    assert rig.offsets("g") == {("t", 0): 1, ("u", 0): 8}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_an_offset_of_the_old_topic_goes_without_what_a_transaction_has_for_the_new_one(
+    commits: bool,
+) -> None:
+    rig = Rig()
+    rig.topics.set(t=1)
+    rig.commit("g", "", -1, {("t", 0): 7})
+    rig.topics.remade["t"] = TopicId(b"another topic t!")
+    rig.commit_in((7, 0), "g", {("t", 0): 1})
+    rig.fail_over()
+    rig.shard.forget_deleted(lambda name: name in rig.topics.counts)
+    rig.settle()
+    assert rig.offsets("g") == {}
+    rig.mark(7, commits=commits)
+    rig.shard.expire()
+    rig.settle()
+    expected = {("t", 0): 1} if commits else {}
+    assert {key: value.offset for key, value in rig.shard.offsets.get("g", {}).items()} == expected
+    rig.fail_over()
+    assert rig.offsets("g") == expected
+
+
+def test_a_commit_that_is_not_safe_yet_goes_with_its_topic() -> None:
+    rig = Rig()
+    rig.log.hold = True
+    rig.commit("g", "", -1, {("t", 0): 1})
+    rig.shard.forget_topics(frozenset({"t"}))
+    rig.log.hold = False
+    rig.settle()
+    assert rig.shard.offsets == {}
+
+
+def test_offsets_of_a_deleted_topic_go_later_where_the_log_takes_nothing() -> None:
+    rig = Rig()
+    rig.commit("g", "", -1, {("t", 0): 1, ("t", 1): 1, ("u", 0): 1})
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    rig.shard.forget_topics(frozenset({"t"}))
+    rig.shard.expire()
+    rig.log.refuse = None
+    # A topic of that name is there again, and has an offset of its own by now.
+    rig.commit("g", "", -1, {("t", 1): 5})
+    rig.log.hold = True
+    rig.commit("g", "", -1, {("t", 0): 6})
+    rig.shard.expire()
+    assert rig.offsets("g") == {("t", 0): 1, ("t", 1): 5, ("u", 0): 1}
+    rig.log.hold = False
+    rig.settle()
+    rig.shard.expire()
+    rig.settle()
+    assert rig.offsets("g") == {("t", 0): 6, ("t", 1): 5, ("u", 0): 1}
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    rig.shard.forget_topics(frozenset({"t"}))
+    rig.log.refuse = None
+    rig.shard.expire()
+    rig.settle()
+    assert rig.offsets("g") == {("u", 0): 1}
+    rig.fail_over()
     assert rig.offsets("g") == {("u", 0): 1}
 
 

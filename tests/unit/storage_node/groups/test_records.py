@@ -46,6 +46,12 @@ def test_offset_records_are_kafkas() -> None:
     expiring = rec.OffsetValue(258, -1, "", 1, 99)
     assert rec.put_offset(expiring)[:2] == b"\0\1"
     assert rec.read_offset(rec.put_offset(expiring)) == expiring
+    named = rec.OffsetValue(258, 3, "m", 1, topic_id=TopicId(bytes(range(16))))
+    assert rec.put_offset(named) == (
+        b"\0\4" + (258).to_bytes(8, "big") + b"\0\0\0\3" + b"\2m" + (1).to_bytes(8, "big")
+    ) + b"\1\0\x10" + bytes(range(16))
+    assert rec.read_offset(rec.put_offset(named)) == named
+    assert rec.read_offset(rec.put_offset(named)[:-16] + bytes(16)) == named._replace(topic_id=None)
     # Versions 0 and 4, which others may have written; 4 with a tagged field.
     old = b"\0\0" + (5).to_bytes(8, "big") + b"\0\1x" + (6).to_bytes(8, "big")
     assert rec.read_offset(old) == rec.OffsetValue(5, -1, "x", 6)
@@ -82,6 +88,19 @@ def test_consumer_group_records_are_read_as_written() -> None:
         assert rec.read_consumer_member(rec.put_consumer_member(member)) == member
     current = rec.CurrentValue(3, 2, 1, {topic: (0, 5)}, {topic: (1,)})
     assert rec.read_current(rec.put_current(current)) == current
+    aware = current._replace(assigned_since={topic: (2, 3)}, revoking_since={topic: (1,)})
+    assert rec.put_current(aware) == (
+        b"\0\0" + b"\0\0\0\3" + b"\0\0\0\2" + b"\1"
+        + b"\2" + topic + b"\3" + b"\0\0\0\0" + b"\0\0\0\5"
+        + b"\1\0\x09" + b"\3" + b"\0\0\0\2" + b"\0\0\0\3"
+        + b"\2" + topic + b"\2" + b"\0\0\0\1"
+        + b"\1\0\5" + b"\2" + b"\0\0\0\1"
+        + b"\0"
+    )  # fmt: skip
+    assert rec.read_current(rec.put_current(aware)) == aware
+    # Epochs that are not as many as partitions say nothing.
+    odd = rec.put_current(current._replace(assigned_since={topic: (2,)}))
+    assert rec.read_current(odd) == current
     assert rec.read_target(rec.put_target({topic: (1, 2)})) == {topic: (1, 2)}
     assert rec.read_epoch(rec.put_epoch(9)) == 9
     key = rec.consumer_key(rec.CURRENT_MEMBER, "g", "m")

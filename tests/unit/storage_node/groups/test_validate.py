@@ -139,6 +139,7 @@ CONSUMER: dict[str, Callable[[ConsumerGroup], object]] = {
         "a", assigned=g.members["a"].assigned | g.members["a"].revoking
     )(g),
     "STABLE has its whole target": settle_early,
+    "what is owned is so since an epoch": change("a", since={}),
 }
 
 

@@ -88,3 +88,14 @@ def test_which_records_were_wrong_is_told_of_no_other_error() -> None:
     wrong = InvalidRecords(ErrorCode.INVALID_RECORD, "bad", [(3, "no key")])
     assert refused(item, wrong).record_errors == [(3, "no key")]
     assert refused(item, PenstockError(ErrorCode.NOT_ENOUGH_REPLICAS, "few")).record_errors == ()
+
+
+def test_to_note_an_error_copies_none_of_those_before_it() -> None:
+    """A Fetch for 100,000 partitions that a node has not took its loop 20 s, and the node its session."""
+    caller = RequestContext()
+    noted = caller.errors
+    for code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER):
+        caller.note(code)
+    assert caller.errors is noted
+    assert noted == [3, 6]
+    assert caller.concerns_router

@@ -11,9 +11,11 @@ import pytest
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicId
+from penstock_kafka.records.batch import PREFIX_BYTES, stamp
 from penstock_storage_node.log import DirectoryPorts, FileSystem, LogDirectory
 from penstock_storage_node.log.directory import DirectoryLocked
-from support.simulated_fs import SimulatedCrash, keep_random, keep_synced
+from penstock_storage_node.log.fs import remove_tree
+from support.simulated_fs import SimulatedCrash, SimulatedFileSystem, keep_random, keep_synced
 from unit.storage_node.log.log_model import (
     NOW_MS,
     ROOT,
@@ -246,6 +248,25 @@ def test_checkpoints_merge_and_survive() -> None:
     assert text == b"0\n3\nt 0 3\nt 1 3\nt 2 4\n"
 
 
+def test_a_mark_of_gaps_that_found_no_space_is_made_by_the_next_try() -> None:
+    """Without it the next start takes the first gap for a lost write, and cuts what was acknowledged."""
+    fs = new_disk()
+    directory, log = new_log(fs)
+    for offset in (0, 10):  # what lay between was compacted away at the leader
+        batch = make_batch()
+        sent = bytes(stamp(offset, 1, batch)) + batch[PREFIX_BYTES:]
+        log.append_as_follower(sent, 1, base_offset=log.log_end_offset)
+    fs.fail_on = lambda call, path: OSError(errno.ENOSPC, "full") if "cleaner-offset" in path else None
+    with pytest.raises(OSError, match="full"):
+        run_job(log)
+    assert not directory.offsets.is_marked_compacted(log)
+    fs.fail_on = lambda call, path: None
+    assert run_job(log, retry=True)
+    assert log.flushed_offset == 11
+    _, again = reopen(fs.crash(keep_synced, keep_names=lambda count: 0))
+    assert again.log_end_offset == 11
+
+
 def test_damaged_checkpoints_mean_a_longer_scan_only() -> None:
     fs = new_disk()
     directory = open_directory(fs)
@@ -283,6 +304,65 @@ def test_damage_shows_at_every_start_until_the_controllers_know() -> None:
         if start == 2:
             directory.reported()
             assert not directory.has_unreported
+
+
+@pytest.mark.parametrize("loss", ["the directory", "the topic's id"])
+def test_a_log_that_is_gone_is_missed_until_the_controllers_know(loss: str) -> None:
+    fs = new_disk()
+    directory, log = new_log(fs)
+    other = directory.create_log("deleted", 0, OTHER_ID, SETTINGS)
+    empty = directory.create_log("empty", 0, OTHER_ID, SETTINGS)
+    for each in (log, other):
+        append(each, make_batch(10))
+        run_job(each)
+    directory.delete_log(other)()
+    for each in (log, empty):
+        each.close(clean=True)
+    directory.offsets.write([(log, 10), (empty, 0)])
+    directory.close(clean=True)
+    assert scanned_anew(fs).missing == []
+    key = (log.topic, log.partition)
+    if loss == "the directory":
+        remove_tree(fs, str(log.directory))
+    else:
+        fs.pwritev(fs.open(f"{log.directory}/partition.metadata"), [b"x"], 0)
+    remove_tree(fs, str(empty.directory))  # nothing was acknowledged there
+    for _ in range(2):
+        directory = scanned_anew(fs)
+        assert directory.was_clean
+        assert directory.missing == [key]
+    directory.reported()
+    assert scanned_anew(fs).missing == []
+
+
+def test_a_log_made_anew_keeps_its_rows_when_its_node_registers_again() -> None:
+    """A node does so whenever the controllers no longer know its epoch: that its log was gone once is told by then."""
+    fs = new_disk()
+    directory, log = new_log(fs)
+    append(log, make_batch(10))
+    run_job(log)
+    log.close(clean=True)
+    directory.offsets.write([(log, 10)])
+    directory.close(clean=True)
+    remove_tree(fs, str(log.directory))
+    directory = open_directory(fs)
+    directory.scan()
+    directory.reported()
+    log = directory.create_log("t", 0, TOPIC_ID, SETTINGS)
+    append(log, make_batch(10))
+    run_job(log)
+    log.raise_log_start(4)
+    directory.offsets.write([(log, 10)])
+    directory.reported()
+    told = directory.offsets.of((log.topic, log.partition), is_clean=False)
+    assert (told.recovery_point, told.log_start_offset) == (10, 4)
+
+
+def scanned_anew(fs: SimulatedFileSystem) -> LogDirectory:
+    directory = open_directory(fs)
+    directory.scan()
+    directory.close(clean=True)
+    return directory
 
 
 def test_a_clean_stop_hides_nothing_after_an_unclean_start() -> None:

@@ -148,6 +148,28 @@ def test_deleted_records_stay_deleted_though_files_outlast_a_checkpoint() -> Non
     assert again.first_segment_offset == start
 
 
+def test_a_log_whose_unflushed_records_were_let_go_counts_as_flushed_after_a_flush() -> None:
+    """Else it would lag for ever, once offsets count by their flush, in a topic that nobody writes to."""
+    settings = replace(SMALL, durability="replicated", retention_ms=1000)
+    fs = new_disk()
+    _, log = new_log(fs, settings)
+    for _ in range(5):
+        append(log, make_batch())
+        run_job(log)
+    assert log.delete_old_segments(5, NOW_MS + 5000) is None
+    assert run_job(log), "the active segment is closed"
+    let_go(log, 5, NOW_MS + 5000)
+    assert (log.log_start_offset, log.log_end_offset, log.flushed_offset) == (5, 5, 0)
+    job = log.next_flush_job(everything=True)
+    assert job is not None
+    job.run()
+    log.complete_flush(job)
+    assert log.flushed_offset == 5
+    assert log.next_flush_job(everything=True) is None
+    _, again = reopen(fs.crash(keep_synced, keep_names=lambda count: 0), settings)
+    assert (again.log_start_offset, again.log_end_offset) == (5, 5)
+
+
 def test_a_removal_that_failed_is_tried_again() -> None:
     fs, directory, log = deleted_before()
     start, before = log.log_start_offset, log_files(fs)

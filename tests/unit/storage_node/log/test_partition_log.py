@@ -9,10 +9,19 @@ import pytest
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
 from penstock_kafka.records.batch import is_crc_valid, iter_batches, read_header
-from penstock_storage_node.log import Appended, Duplicate, LogState, PartitionLog
+from penstock_storage_node.log import (
+    Appended,
+    DirectoryPorts,
+    Duplicate,
+    LogDirectory,
+    LogState,
+    PartitionLog,
+)
+from penstock_storage_node.log.producer_state import PRODUCER_IDLE_MAX_MS
 from support.simulated_fs import SimulatedFileSystem, keep_synced
 from unit.storage_node.log.log_model import (
     NOW_MS,
+    ROOT,
     SMALL,
     TOPIC_ID,
     Model,
@@ -327,6 +336,38 @@ def test_truncation_needs_the_log_for_itself() -> None:
     assert log.next_job() is not None
     with pytest.raises(InvariantBroken):
         log.truncate_to(0)
+
+
+@pytest.mark.parametrize("before", ["appended", "opened", "cut"])
+def test_a_step_of_the_wall_clock_makes_no_producer_idle(before: str) -> None:
+    """One is forgotten whose retry may be on its way: the retry would be written as if it were new."""
+    fs, now = new_disk(), {"wall": NOW_MS, "steady": 5000}
+
+    def open_one() -> LogDirectory:
+        return LogDirectory.open(
+            DirectoryPorts(fs, lambda: now["wall"], steady_ms=lambda: now["steady"]), ROOT
+        )
+
+    directory = open_one()
+    log = directory.create_log("t", 0, TOPIC_ID, TopicConfig())
+    for number in range(2):
+        append(log, make_batch(producer=(3, 0, number)))
+        run_job(log)
+    if before == "opened":
+        log.close(clean=True)
+        directory.close(clean=True)
+        directory = open_one()
+        log = directory.open_log(directory.scan()[0], TopicConfig())
+    elif before == "cut":
+        log.truncate_to(1)
+    now["wall"] += 3 * PRODUCER_IDLE_MAX_MS
+    log.delete_old_segments(2, now["wall"])
+    assert isinstance(append(log, make_batch(producer=(3, 0, 0))), Duplicate)
+    # What did not come with the clock's step comes with time, whatever the clock is set to meanwhile.
+    now["wall"] = 0
+    now["steady"] += PRODUCER_IDLE_MAX_MS
+    log.delete_old_segments(2, now["wall"])
+    assert log.producer_count == 0
 
 
 def test_truncate_fully_and_start_elsewhere() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import resource
 import struct
 import threading
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -309,3 +312,36 @@ def test_descriptors_are_shared_between_threads(tmp_path: Path) -> None:
 
 def test_index_arrays_are_four_bytes_wide() -> None:
     assert array("I").itemsize == 4
+
+
+def test_where_clients_have_all_descriptors_the_cached_ones_make_room(tmp_path: Path) -> None:
+    """The disk would count as failed otherwise, and the node give up all that it leads until it is started anew."""
+    fs = FileSystem()
+    paths = [f"{tmp_path}/{number}" for number in range(20)]
+    for path in paths:
+        fs.close(fs.create(path))
+    used, idle = fs.files.pin(paths[0]), [fs.files.pin(path) for path in paths[1:]]
+    for file in idle:
+        fs.files.unpin(file)
+    taken: list[int] = []
+
+    def take(one: Callable[[int], int], count: int) -> None:
+        for number in range(count):
+            taken.append(one(number))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (idle[-1].fd + 30, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            take(lambda _: os.dup(used.fd), 1 << 30)
+        write_file_atomically(fs, f"{tmp_path}/checkpoint", b"0")
+        take(lambda number: fs.create(f"{tmp_path}/new-{number}"), 15)
+        assert len(fs.list_directory(str(tmp_path))) == 20 + 1 + 15
+        assert fs.files.pin_if_open(paths[0]) is used, "one that is in use stays"
+        with pytest.raises(OSError, match="Too many open files"):
+            take(lambda number: fs.create(f"{tmp_path}/newer-{number}"), 15)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
+        fs.files.close_all()

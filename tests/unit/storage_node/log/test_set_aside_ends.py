@@ -103,6 +103,26 @@ def test_it_comes_back_whole_after_a_crash_too() -> None:
     assert directory.offsets.is_marked_compacted(back), "it may have gaps"
 
 
+def test_it_is_scanned_however_the_last_process_stopped() -> None:
+    """That one says nothing of a log that was set aside before it began, by a process that was killed perhaps."""
+    fs = new_disk()
+    directory = open_directory(fs)
+    log, batches = filled(directory)
+    set_aside(directory, log)
+    directory.close(clean=True)
+    directory = open_directory(fs)
+    assert directory.was_clean
+    (told,) = look(fs)
+    where = f"{ROOT}/{told.directory}"
+    fd = fs.open(f"{where}/{min(name for name in fs.list_directory(where) if name.endswith('.log'))}")
+    at = len(batches[0]) + len(batches[1]) - 1
+    fs.pwritev(fd, [bytes([fs.pread(fd, 1, at)[0] ^ 1])], at)
+    fs.close(fd)
+    assert directory.take_back("t.x-y", 2, TOPIC_ID)
+    back = directory.create_log("t.x-y", 2, TOPIC_ID, SMALL)
+    assert read_all_batches(back) == batches[:1]
+
+
 def test_of_several_the_one_that_has_most_comes_back() -> None:
     fs = new_disk()
     directory = open_directory(fs)

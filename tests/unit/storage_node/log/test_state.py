@@ -26,7 +26,15 @@ def new_data(settings: TopicConfig = SMALL, *, at: int = 0) -> LogData:
         (first,), LeaderEpochs(), ProducerState(), at, at, was_scanned=False, flush_point=at
     )
     identity = LogIdentity("t", 0, TOPIC_ID)
-    return LogData(identity, "/nowhere", settings, recovered, heads=heads, clock_ms=lambda: NOW_MS)
+    return LogData(
+        identity,
+        "/nowhere",
+        settings,
+        recovered,
+        heads=heads,
+        clock_ms=lambda: NOW_MS,
+        idle_clock_ms=lambda: NOW_MS,
+    )
 
 
 def stage(data: LogData, count: int = 1) -> Appended:

@@ -149,9 +149,25 @@ def test_a_fixed_rate_of_an_operation_counts_with_its_record_heard_or_not() -> N
     node.hear(0)
     clock.now_s += 10 * TOLD_S
     assert node.out.limit_bytes_per_s == 60_000
-    assert becomes(operation(pb.OPERATION_STATE_PAUSED, bytes_per_s=90_000)) == 90_000
+    assert becomes(operation(pb.OPERATION_STATE_CANCELLING, bytes_per_s=90_000)) == 90_000
     assert becomes(operation(pb.OPERATION_STATE_RUNNING, moves_total=0, bytes_per_s=90_000)) == 0
     assert becomes(operation(pb.OPERATION_STATE_DONE, bytes_per_s=90_000)) == 0
+
+
+def test_while_an_operation_is_paused_the_controllers_say_whether_its_rate_counts() -> None:
+    clock, registry = Clock(), PartitionRegistry()
+    registry.node_id = NodeId(1)
+    node = CatchUpThrottle(registry, clock)
+    for version, state in enumerate((pb.OPERATION_STATE_RUNNING, pb.OPERATION_STATE_PAUSED), 1):
+        record = operation(state, bytes_per_s=90_000)
+        registry.image = registry.image.apply([pb.MetadataRecord(operation=record)], version)
+        node.hear(90_000)
+        clock.now_s += 10 * TOLD_S
+        assert node.out.limit_bytes_per_s == 90_000, (
+            "its moves under way end at that rate, heard again or not"
+        )
+    node.hear(0)
+    assert node.out.limit_bytes_per_s == 0, "none of its moves is under way"
 
 
 def test_what_was_heard_of_a_rate_that_follows_producers_holds_while_its_operation_goes_on() -> None:

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_proto.v1 import storage_pb2 as pb
+from penstock_storage_node.log import PartitionLog
+from penstock_storage_node.rpc import size_ranges
 from penstock_storage_node.rpc.size_ranges import RANGES_MAX, SizeRangesService
 from unit.storage_node.log.log_model import filled
 
@@ -61,3 +65,25 @@ async def test_too_many_ranges_are_refused() -> None:
     service = SizeRangesService(Registry())  # type: ignore[arg-type]
     got = await service.size_ranges(pb.NodeSizeRangesRequest(ranges=[one] * (RANGES_MAX + 1)), None)
     assert [each.error.code for each in got.ranges[-2:]] == [0, ErrorCode.INVALID_REQUEST]
+
+
+async def test_all_cuts_of_a_call_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    whole = registry.log.size_range(0, registry.high_watermark, 1, 1_000)
+    most = 2 * len(whole.cuts) + 1
+    monkeypatch.setattr(size_ranges, "CUTS_IN_ALL_MAX", most)
+    asked: list[int] = []
+    size_range = PartitionLog.size_range
+
+    def noted(log: PartitionLog, start: int, end: int, cut_bytes: int, cuts_max: int) -> Any:
+        asked.append(cut_bytes)
+        return size_range(log, start, end, cut_bytes, cuts_max)
+
+    monkeypatch.setattr(PartitionLog, "size_range", noted)
+    one = pb.NodeRange(topic_id=TOPIC_ID, start=0, end=1 << 40)
+    service = SizeRangesService(registry)  # type: ignore[arg-type]
+    got = await service.size_ranges(pb.NodeSizeRangesRequest(ranges=[one] * 5, cut_bytes=1), None)
+    counts = [len(each.cuts) for each in got.ranges]
+    assert counts == [len(whole.cuts), len(whole.cuts), 1, 0, 0]
+    assert {each.size_bytes for each in got.ranges} == {whole.size_bytes}
+    assert asked == [1, 1, 1, 0, 0]  # without cuts no index is read

@@ -69,6 +69,7 @@ class Image(NamedTuple):
 
     state: tuple[int, int]
     partitions: dict[TopicPartitionName, tuple[int, int]]
+    restored_version: int = 0
 
     def topic(self, name: str) -> Any:
         if name == TRANSACTIONS_TOPIC:

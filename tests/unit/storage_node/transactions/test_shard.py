@@ -229,6 +229,39 @@ def test_a_deposed_coordinator_sentences_nobody() -> None:
     assert codes(rig.end((pair[0], 7)), rig.add(pair, A0)) == [GONE, GONE]
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_deposed_coordinator_calls_nothing_done_that_an_old_client_asks_for(ended: bool) -> None:
+    """By TV1 a producer's transactions have one epoch: who was deposed unheard has the last one's end, or partitions,
+    when the client asks for the next one's. It was told that its commit is done, and nobody had heard of it."""
+
+    def ask(rig: Rig, pair: tuple[int, int]) -> list[Answer]:
+        return rig.end(pair, version=0) if ended else rig.add(pair, A0, version=0)
+
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0, version=0)
+    if ended:
+        rig.end(pair, version=0)
+    rig.hold = True
+    asked = ask(rig, pair)
+    assert codes(asked) == [None]
+    rig.cover()
+    assert codes(asked) == [NONE]
+    deposed = ask(rig, pair)
+    rig.shard.close()
+    assert codes(deposed) == [GONE]
+
+
+def test_what_a_client_of_tv2_has_ended_already_is_told_at_once() -> None:
+    """Its epoch names one transaction, whoever knows of others."""
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.end(pair)
+    rig.hold = True
+    assert codes(rig.end(pair)) == [NONE]
+
+
 def test_describe_names_what_is_there_and_is_sure_of_what_is_not() -> None:
     rig = Rig()
     rig.producer()

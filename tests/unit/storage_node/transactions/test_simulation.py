@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,8 @@ class Ledger:
         """Markers, by producer id and epoch and the transaction's start."""
         self.aborts: set[tuple[int, int]] = set()
         """Producers that asked for an abort which leaves their epoch as it is."""
+        self.history: dict[str, list[TransactionValue | None]] = defaultdict(lambda: [None])
+        """What was covered of each id, one after the other."""
 
     def take(self, batch: Sequence[StateRecord]) -> None:
         self.batches += 1
@@ -70,11 +73,13 @@ class Ledger:
                 if before is not None:
                     must(before.status in state.AT_REST, "only what is at rest expires", name, before)
                     del self.covered[name]
+                self.history[name].append(None)
                 continue
             after = read_value(record.value)
             if after != before:
                 self._check(name, before, after)
             self.covered[name] = after
+            self.history[name].append(after)
 
     def _check(self, name: str, before: TransactionValue | None, after: TransactionValue) -> None:
         owner = self.owners.setdefault(after.producer_id, name)
@@ -193,6 +198,7 @@ class World:
         behind = len(self.log.batches)
         version = rng.choice((0, 2))
         partitions: Partitions = frozenset(rng.sample(PARTITIONS, rng.randrange(1, 3)))
+        since = len(self.ledger.history[name]) - 1
 
         def reply(check: Callable[[Answer], None]) -> Callable[[Answer], None]:
             def told(answer: Answer) -> None:
@@ -203,6 +209,12 @@ class World:
                     must(self.ledger.batches > behind, "no sentence without a barrier", answer, behind)
                 elif answer.error is ErrorCode.NONE and not ghost:
                     check(answer)
+                elif answer.error is ErrorCode.NONE and version == 0:
+                    must(
+                        kind not in ("add", "end"),
+                        "who was deposed calls nothing done where another transaction may be meant",
+                        answer,
+                    )
 
             return told
 
@@ -217,7 +229,9 @@ class World:
             )
         elif kind == "add":
             shard.add(
-                name, Add(*pair, partitions, version), reply(lambda _: self._added(name, pair, partitions))
+                name,
+                Add(*pair, partitions, version),
+                reply(lambda _: self._added(name, pair, partitions, since if version == 0 else -1)),
             )
         elif kind == "verify":
             shard.add(name, Verify(*pair, partitions), reply(lambda _: self._added(name, pair, partitions)))
@@ -226,7 +240,9 @@ class World:
             if not commit and version == 0:
                 self.ledger.aborts.add(pair)
             shard.end(
-                name, End(*pair, commit, version), reply(lambda a: self._ended(name, commit, version, a))
+                name,
+                End(*pair, commit, version),
+                reply(lambda a: self._ended(name, commit, version, a, since)),
             )
 
     def _begun(self, name: str, answer: Answer) -> None:
@@ -242,26 +258,35 @@ class World:
         )
         self.pairs[name].append(pair)
 
-    def _added(self, name: str, pair: tuple[int, int], partitions: Partitions) -> None:
-        value = self.ledger.covered.get(name)
+    def _added(self, name: str, pair: tuple[int, int], partitions: Partitions, since: int = -1) -> None:
+        """`since`: behind a barrier it may have counted at any moment from there on."""
+        values = self.ledger.history[name][since:]
         must(
-            value is not None
-            and (value.status, value.producer_id, value.producer_epoch) == (Status.ONGOING, *pair)
-            and partitions <= value.partitions,
+            any(
+                value is not None
+                and (value.status, value.producer_id, value.producer_epoch) == (Status.ONGOING, *pair)
+                and partitions <= value.partitions
+                for value in values
+            ),
             "a partition is said to be there when that counts",
             name,
             pair,
-            value,
+            values,
         )
 
-    def _ended(self, name: str, commit: bool, version: int, answer: Answer) -> None:
-        value = self.ledger.covered.get(name)
+    def _ended(self, name: str, commit: bool, version: int, answer: Answer, since: int) -> None:
+        values = self.ledger.history[name][since if version == 0 else -1 :]
         outcomes = (
             (Status.PREPARE_COMMIT, Status.COMPLETE_COMMIT)
             if commit
             else (Status.PREPARE_ABORT, Status.COMPLETE_ABORT)
         )
-        must(value is not None and value.status in outcomes, "an end is told when it counts", name, value)
+        must(
+            any(value is not None and value.status in outcomes for value in values),
+            "an end is told when it counts",
+            name,
+            values,
+        )
         if version >= 2:
             must(answer.producer_epoch < 32_767, "nobody is told the last epoch", name, answer)
             self.pairs[name].append((answer.producer_id, answer.producer_epoch))
@@ -466,6 +491,16 @@ class NoBarrier(Shard):
         question.answer(answer)
 
 
+class DoneAtOnce(Shard):
+    """It says at once that something is done already, to clients of either protocol."""
+
+    def _tell(self, question: Any, answer: Answer) -> None:
+        if answer.error is ErrorCode.NONE:
+            question.answer(answer)
+        else:
+            super()._tell(question, answer)
+
+
 class CountsAtAppend(Shard):
     """A transition counts when it is appended."""
 
@@ -492,7 +527,15 @@ class BarrierOfTheCovered(Shard):
 
 @pytest.mark.parametrize(
     "bug",
-    [MarkersAtAppend, ServesItsTail, CompleteTooEarly, NoBarrier, CountsAtAppend, BarrierOfTheCovered],
+    [
+        MarkersAtAppend,
+        ServesItsTail,
+        CompleteTooEarly,
+        NoBarrier,
+        DoneAtOnce,
+        CountsAtAppend,
+        BarrierOfTheCovered,
+    ],
 )
 def test_a_planted_bug_is_found(bug: type[Shard]) -> None:
     with pytest.raises((Wrong, InvariantBroken)):

@@ -53,10 +53,21 @@ def test_a_later_builds_tagged_fields_are_passed_over() -> None:
     assert read_entry(data) == ENTRY
 
 
-@pytest.mark.parametrize("cut", range(len(put_entry(ENTRY))))
-def test_a_damaged_entry_is_malformed(cut: int) -> None:
-    with pytest.raises(Malformed):
-        read_entry(put_entry(ENTRY)[:cut])
+def test_what_a_unit_was_made_of_is_a_tagged_field_that_older_builds_pass_over() -> None:
+    made = ENTRY._replace(input=b"abc")
+    assert put_entry(made).hex() == put_entry(ENTRY)[:-1].hex() + "01" + "00" + "03" + b"abc".hex()
+    assert read_entry(put_entry(made)) == made
+    later = (
+        put_entry(ENTRY)[:-1] + bytes.fromhex("02" + "00" + "03") + b"abc" + bytes.fromhex("05" + "01" + "ff")
+    )
+    assert read_entry(later) == made
+
+
+@pytest.mark.parametrize("entry", [ENTRY, ENTRY._replace(input=b"abc")])
+def test_a_damaged_entry_is_malformed(entry: SinkEntry) -> None:
+    for cut in range(len(put_entry(entry))):
+        with pytest.raises(Malformed):
+            read_entry(put_entry(entry)[:cut])
 
 
 @pytest.mark.parametrize("data", [b"\x00\x01", put_entry(SinkEntry("q", -1, 0))])

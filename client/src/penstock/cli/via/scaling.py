@@ -7,7 +7,7 @@ what to type where neither is in charge, in words of Kubernetes (deploy/kubernet
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -46,8 +46,11 @@ class Scaler(Protocol):
     def stop(self, processes: Sequence[ProcessName]) -> None:
         """Stop them for good."""
 
-    def spares(self, node_ids: Collection[int]) -> list[ProcessName]:
-        """Processes of storage nodes that are none of the cluster's (`node_ids`): what they were was removed."""
+    def spares(self, node_ids: Collection[int], removed: Callable[[], Collection[int]]) -> list[ProcessName]:
+        """Processes of storage nodes that are none of the cluster's (`node_ids`): what they were was removed.
+
+        `removed()`: ids of which the cluster remembers that they were.
+        """
 
     def command(self, role: str, count: int, added: Sequence[int], removed: Sequence[int]) -> str:
         """What to type to the same end. `added`, `removed`: ids of storage nodes, as far as they are known."""
@@ -82,10 +85,17 @@ class LocalScaler:
         known = {record.name for record in self._cluster.state.processes}
         self._cluster.remove(*[process.name for process in processes if process.name in known])
 
-    def spares(self, node_ids: Collection[int]) -> list[ProcessName]:
-        """Dead ones too: they would not be let in again."""
-        members = self._cluster.state.of_role(NODE)
-        return [ProcessName(NODE, member.name) for member in members if member.id not in node_ids]
+    def spares(self, node_ids: Collection[int], removed: Callable[[], Collection[int]]) -> list[ProcessName]:
+        """Dead ones too: they would not be let in again. But none that the cluster may merely not know, as after its
+        metadata were restored: whoever stops a process here removes its directory, and what is in that may be all that
+        there is."""
+        found = [member for member in self._cluster.state.of_role(NODE) if member.id not in node_ids]
+        known = removed() if found else ()
+        return [
+            ProcessName(NODE, member.name)
+            for member in found
+            if member.id in known or _is_nobodys(self._cluster.directory / member.name / "data")
+        ]
 
     def command(self, role: str, count: int, added: Sequence[int], removed: Sequence[int]) -> str:
         return f"penstock scale {role}={count} --via local --dir {self._cluster.directory}"
@@ -130,7 +140,7 @@ class ComposeScaler:
     def stop(self, processes: Sequence[ProcessName]) -> None:
         self._way.stop(processes)
 
-    def spares(self, node_ids: Collection[int]) -> list[ProcessName]:
+    def spares(self, node_ids: Collection[int], removed: Callable[[], Collection[int]]) -> list[ProcessName]:
         held = [self._way.node_of(each) for each in self._way.running(NODE)]
         return [ProcessName(NODE, "spare") for node_id in held if node_id is None or node_id not in node_ids]
 
@@ -162,7 +172,7 @@ class PrintScaler:
     def stop(self, processes: Sequence[ProcessName]) -> None:
         raise CommandError("--via print stops nothing")
 
-    def spares(self, node_ids: Collection[int]) -> list[ProcessName]:
+    def spares(self, node_ids: Collection[int], removed: Callable[[], Collection[int]]) -> list[ProcessName]:
         return []
 
     def command(self, role: str, count: int, added: Sequence[int], removed: Sequence[int]) -> str:
@@ -177,6 +187,19 @@ class PrintScaler:
             waiting = "kubectl rollout status statefulset storage-node"
             return f"{scaling} && {waiting} && penstock node add {_listed(added)} --yes"
         return scaling
+
+
+def _is_nobodys(data_dir: Path) -> bool:
+    """Whether a node's directory says that it was retired, or that no cluster ever gave it an id."""
+    if (data_dir / "retired").exists():
+        return True
+    try:
+        lines = (data_dir / "meta.properties").read_text().splitlines()
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return not any(line.startswith("node.id=") for line in lines)
 
 
 def _listed(node_ids: Sequence[int]) -> str:

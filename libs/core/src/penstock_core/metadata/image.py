@@ -15,7 +15,7 @@ here are what code reads: slotted, typed, hashable where it matters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -174,7 +174,8 @@ class PartitionImage:
 
     @property
     def unconfirmed(self) -> bool:
-        """Nobody has led it since it was restored from a backup: who may is told by the nodes' logs alone."""
+        """Nobody has led it since it was restored from a backup, or its last leader came back with another disk: who
+        may is told by the nodes' logs alone."""
         return self.leader == self.last_known_leader == NO_NODE and not self.isr and not self.elr
 
     @property
@@ -341,6 +342,14 @@ class MetadataImage:
         for record in records:
             builder.replay(record)
         return builder.finish(version)
+
+
+def is_whole_image(records: Sequence[pb.MetadataRecord]) -> bool:
+    """Whether these are an image's own records (`to_records`), not a change's: what they do not name is not there.
+
+    The cluster's comes first among them. A change has it only where all begins: in a cluster that is founded.
+    """
+    return bool(records) and records[0].WhichOneof("record") == "cluster"
 
 
 class ImageBuilder:

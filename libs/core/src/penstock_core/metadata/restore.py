@@ -9,7 +9,7 @@ outranks what is restored, every number that only rises is raised by more than w
 - producer ids, because one that is given out twice makes new records pass for repeated ones.
 
 All nodes are fenced until they come. Gateways and controllers' directories are left out: they say again who they are.
-Operations are paused: what they saw may be gone.
+Operations are paused: what they saw may be gone. Those that were being cancelled go on being cancelled.
 
 No partition has a leader or an ISR: the backup's may be long out of date, and who leads wrongly costs acknowledged
 records. Who may lead is told by the logs of the nodes (`penstock_controller.state.recovery`).
@@ -94,10 +94,13 @@ def _raised(image: MetadataImage, version: int) -> Iterator[pb.MetadataRecord]:
         elif kind == "producer_ids":
             record.producer_ids.next_producer_id += PRODUCER_IDS_UP
         elif kind == "operation" and record.operation.state not in ENDED:
-            record.operation.state = pb.OPERATION_STATE_PAUSED
-            record.operation.paused_by_hand = True
-            record.operation.reason = "the metadata were restored from a backup; resume or cancel it"
             record.operation.ClearField("executor")
+            # One that is being cancelled has given up its cordons: it must not go on, and what it takes back is safe
+            # also where nobody leads yet (see `reassign`).
+            if record.operation.state != pb.OPERATION_STATE_CANCELLING:
+                record.operation.state = pb.OPERATION_STATE_PAUSED
+                record.operation.paused_by_hand = True
+                record.operation.reason = "the metadata were restored from a backup; resume or cancel it"
         yield record
 
 

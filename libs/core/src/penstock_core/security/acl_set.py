@@ -9,6 +9,7 @@ twice.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -128,10 +129,13 @@ class AclSet:
         return self.changed(removed=entries)
 
     def tables(self, principal: Principal, host: str) -> tuple[Tables, ...]:
-        """What concerns a principal that comes from an address: of four subjects, those with entries."""
-        subjects = dict.fromkeys(
-            ((principal, host), (principal, WILDCARD), (EVERYBODY, host), (EVERYBODY, WILDCARD))
-        )
+        """What concerns a principal that comes from an address: of four subjects, those with entries.
+
+        Of an IPv6 address an entry may have either spelling, ours or Kafka's: with one of them alone a DENY that was
+        written for Kafka would deny nothing.
+        """
+        hosts = (*_spellings(host), WILDCARD)
+        subjects = dict.fromkeys((who, where) for who in (principal, EVERYBODY) for where in hosts)
         return tuple(tables for subject in subjects if (tables := self._subjects.get(subject)))
 
     def has_entries(self, resource_type: ResourceType, name: str) -> bool:
@@ -163,6 +167,17 @@ class AclSet:
         return isinstance(other, AclSet) and len(self) == len(other) and all(entry in other for entry in self)
 
     __hash__ = None  # type: ignore[assignment]  # compared by what it holds, and large
+
+
+def _spellings(host: str) -> tuple[str, ...]:
+    """An address as Python writes it (`::1`) and as Java does (`0:0:0:0:0:0:0:1`)."""
+    if ":" not in host:
+        return (host,)
+    try:
+        words = ipaddress.IPv6Address(host).exploded.split(":")
+    except ValueError:
+        return (host,)
+    return host, ":".join(f"{int(word, 16):x}" for word in words)
 
 
 class _Change:

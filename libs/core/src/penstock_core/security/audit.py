@@ -101,6 +101,16 @@ def sums_of(event: str) -> Sums:
     return Sums(0, _ACCESS_IN_COMMON, ACCESS_SUMS_MAX) if event == ACCESS else Sums()
 
 
+def shortened(event: Event) -> Event:
+    """The event without what its line would not show: others' words may be as long as a request."""
+    for value in event.values():
+        if isinstance(value, str) and len(value) > TEXT_LENGTH_MAX + 1:
+            break
+    else:
+        return event
+    return {n: v[: TEXT_LENGTH_MAX + 1] if isinstance(v, str) else v for n, v in event.items()}
+
+
 def line(event: Event, process: str, time_ms: int) -> str:
     """The event as a line of JSON, without its end. `time_ms` is since 1970. What others said does nothing in it."""
     said: dict[str, object] = {"time": _iso(time_ms), "process": process}

@@ -10,6 +10,7 @@ All times are a monotonic clock's milliseconds. What is kept is bounded, and it 
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from typing import Final
 
 DELAY_MS_MAX: Final = 30_000
@@ -140,6 +141,17 @@ class LoginLimits:
             attempt.charged = False
             known.bucket.give(now_ms)
 
+    def undecided(self, attempt: Attempt, now_ms: int) -> None:
+        """Nobody could say whether it was right, through no fault of the client's: what it has paid it gets back."""
+        self.looked_at(attempt)
+        known = self._addresses.get(attempt.address)
+        if known is None or not attempt.charged:
+            return
+        attempt.charged = False
+        known.bucket.give(now_ms)
+        if attempt.user in known.users:
+            known.users[attempt.user].give(now_ms)
+
     def _touch(self, address: str, now_ms: int) -> _Address:
         """The address, as the one used last; of too many the one used first goes."""
         known = self._addresses.pop(address, None) or _Address(now_ms)
@@ -157,6 +169,16 @@ class LoginLimits:
         return bucket
 
 
+NETWORK_SHARES: Final = 4
+"""What a /64 of IPv6 may have, in shares of one address."""
+
+
+def shares_of(whose: str) -> int:
+    """How much what counts as one address (`network`) may have: a company may sit behind a /64."""
+    return NETWORK_SHARES if ":" in whose else 1
+
+
+@lru_cache(maxsize=4096)
 def network(address: str) -> str:
     """What counts as one address: of IPv6 the /64, for whoever has one has them all."""
     try:

@@ -66,6 +66,10 @@ class TokenRefused(Exception):
     """A token does not count; says why, for the log. The client hears `invalid_token`."""
 
 
+class NotVerifiable(TokenRefused):
+    """Nobody can say now whether it would count: its key may be among those that cannot be read. No guess at all."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenIdentity:
     """Who a token is for, and how long."""

@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from typing import Final
 
 from penstock_core.security.sasl import SaslFailure, encode_saslname
-from penstock_core.security.scram import ScramMechanism
+from penstock_core.security.scram import ITERATIONS_MIN, ScramMechanism
 
 ITERATIONS_MAX: Final = 1_000_000
 """A server that asks for more wants to keep the client busy: a second or two of CPU."""
@@ -39,9 +39,12 @@ class ScramClient:
         user: str,
         password: str,
         nonce: str,
+        *,
+        iterations_min: int = ITERATIONS_MIN,
         iterations_max: int = ITERATIONS_MAX,
     ) -> None:
         self.mechanism: Final = mechanism
+        self._iterations_min = iterations_min
         self._iterations_max = iterations_max
         self._password = password.encode()
         self._nonce = nonce.encode("ascii")
@@ -63,6 +66,11 @@ class ScramClient:
         if iterations > self._iterations_max:
             raise SaslFailure(
                 f"the server asks for {iterations} iterations, the most is {self._iterations_max}"
+            )
+        if iterations < self._iterations_min:
+            # No server of Kafka's or ours has fewer. An impostor would try passwords out that much faster.
+            raise SaslFailure(
+                f"the server asks for {iterations} iterations, the least is {self._iterations_min}"
             )
         mechanism = self.mechanism
         salted = mechanism.salted_password(self._password, _decode(read["salt"]), iterations)

@@ -38,8 +38,13 @@ def serial_of(certificate: bytes) -> str:
 
 def serial_of_pem(certificate: bytes) -> str:
     """That of the first certificate of a PEM text. Raises BadSubject."""
+    return serial_of(der_of_pem(certificate))
+
+
+def der_of_pem(certificate: bytes) -> bytes:
+    """The first certificate of a PEM text, in DER. Raises BadSubject."""
     body = certificate.partition(_BEGIN)[2].partition(_END)[0]
     try:
-        return serial_of(base64.b64decode(b"".join(body.split()), validate=True))
+        return base64.b64decode(b"".join(body.split()), validate=True)
     except binascii.Error:
         raise BadSubject("no certificate in PEM") from None

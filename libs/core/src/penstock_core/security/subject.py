@@ -10,6 +10,7 @@ Sources: X.509 (RFC 5280, 4.1), X.690; OpenJDK's AVA.toRFC2253String.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Final
 
 _SEQUENCE: Final = 0x30
@@ -17,6 +18,7 @@ _SET: Final = 0x31
 _OID: Final = 0x06
 _INTEGER: Final = 0x02
 _VERSION: Final = 0xA0
+_UTC_TIME: Final = 0x17
 _KEYWORDS: Final = {
     "2.5.4.3": "CN",
     "2.5.4.6": "C",
@@ -52,6 +54,20 @@ def subject_of(certificate: bytes) -> str:
         raise
     except (IndexError, ValueError):
         raise BadSubject("the certificate's subject cannot be read") from None
+
+
+def end_s(certificate: bytes) -> float:
+    """When a certificate in DER ends, in s since 1970. Raises BadSubject."""
+    try:
+        _, (tag, value, _) = _elements(fields_of(certificate)[3][1])
+        text = value.decode("ascii")
+        if tag == _UTC_TIME:  # two digits of the year (RFC 5280, 4.1.2.5.1)
+            text = ("19" if int(text[:2]) >= 50 else "20") + text
+        return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except BadSubject:
+        raise
+    except (IndexError, ValueError):
+        raise BadSubject("the certificate's end cannot be read") from None
 
 
 def fields_of(certificate: bytes) -> list[tuple[int, bytes, bytes]]:

@@ -334,7 +334,11 @@ class ClusterApis:
             require_cluster(authorizer, who, Operation.IDEMPOTENT_WRITE)
         # An id and epoch in the request belong to transactions; without one a new id is
         # given each time (Kafka: TransactionCoordinator.handleInitProducerId).
-        producer_id = await self._producer_ids.allocate()
+        try:
+            producer_id = await self._producer_ids.allocate()
+        except PenstockError as e:
+            # Older Java producers end at any other code (Kafka: RPCProducerIdManager.generateProducerId).
+            raise PenstockError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, e.message) from None
         response = codec.build(
             codec.response_type(header.api_key, header.api_version),
             error_code=0,

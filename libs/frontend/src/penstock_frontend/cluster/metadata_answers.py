@@ -193,6 +193,8 @@ class VisibleTopics:
         self._topic_ids: Mapping[str, TopicId] | None = None
         self._known: dict[Identity, tuple[tuple[str, ...] | None, int]] = {}
         self._tokens: dict[tuple[str, ...], tuple[tuple[str, ...], int]] = {}
+        self._last_token = 0
+        """Given to no other set ever after: answers may be kept for longer than the sets."""
         self._names_count = 0
 
     def of(self, who: Identity, topic_ids: Mapping[str, TopicId]) -> tuple[tuple[str, ...] | None, int]:
@@ -217,6 +219,7 @@ class VisibleTopics:
             return None, 0
         shared = self._tokens.get(names)
         if shared is None:
-            shared = self._tokens[names] = names, len(self._tokens) + 1
+            self._last_token += 1
+            shared = self._tokens[names] = names, self._last_token
             self._names_count += len(names)
         return shared

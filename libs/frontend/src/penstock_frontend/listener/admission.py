@@ -5,7 +5,8 @@ Sources: Kafka's max.connections, max.connections.per.ip and KIP-612 (connection
 listener makes room is ours.
 
 Rules
-  * An address that has its share, or comes too fast, is refused; nobody else is.
+  * An address that has its share, or comes too fast, is refused; nobody else is. Of IPv6 whoever has one address has
+    a /64 of them: that has four times as much in all, for a company may sit behind it.
   * A full listener closes an idle connection of the address that has most, so that whoever holds many that do
     nothing shuts out nobody. One that never made a request goes before one that did, then the longest idle.
 """
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Protocol, TypeVar
+
+from penstock_core.security.login_limits import network, shares_of
 
 _BUCKETS_KEPT_MAX = 20_000
 """Addresses remembered for the rate. Beyond, those that have their whole burst again are forgotten first."""
@@ -30,9 +33,15 @@ class ConnectionCaps:
     strangers_max: int = 2_500
     """Of those, such as made no request yet, or have to sign in and have not."""
     tls_strangers_max: int = 1_100
-    """The same where TLS is spoken, for which each of them costs 17 KB."""
+    """The same where TLS is spoken, whatever of it they have done."""
+    tls_handshakes_max: int = 200
+    """Handshakes under way, at 63 KB each; others wait."""
+    tls_greeted_max: int = 500
+    """Of the strangers those that have done it, at 35 KB each."""
     signed_in_strangers_max: int = 500
     """Such as signed in and asked for nothing since."""
+    tls_signed_in_strangers_max: int = 300
+    """The same where TLS is spoken: 35 KB each, 60 KB with a client's certificate."""
     per_address_max: int = 1_000
     new_per_address_per_s: int = 100
     new_per_address_burst: int = 1_000
@@ -45,6 +54,9 @@ class Admission:
         self.caps = caps
         self.count = 0
         self.by_address: Counter[str] = Counter()
+        """By what counts as one address (`network`): of that which has most somebody makes room."""
+        self._exactly: Counter[str] = Counter()
+        """By the addresses as they are."""
         self._buckets: dict[str, tuple[float, float]] = {}
         """Tokens that an address had, and when (seconds)."""
 
@@ -54,19 +66,30 @@ class Admission:
         Takes a token when it may. A full listener is no reason here: see `full`. `has_quota`: how fast it may
         come is said by a quota, in place of the setting.
         """
-        caps = self.caps
-        if self.by_address[address] >= caps.per_address_max:
+        caps, whose = self.caps, network(address)
+        shares = shares_of(whose)
+        if (
+            self._exactly[address] >= caps.per_address_max
+            or self.by_address[whose] >= caps.per_address_max * shares
+        ):
             return f"connections_per_address_max = {caps.per_address_max}"
         if has_quota:
             return ""
-        tokens, at_s = self._buckets.get(address, (float(caps.new_per_address_burst), now_s))
-        tokens = min(float(caps.new_per_address_burst), tokens + (now_s - at_s) * caps.new_per_address_per_s)
-        if tokens < 1:
+        left = {address: self._tokens(address, 1, now_s)}
+        if shares > 1:
+            left[f"{whose}/64"] = self._tokens(f"{whose}/64", shares, now_s)
+        if min(left.values()) < 1:
             return f"new_connections_per_address_per_s = {caps.new_per_address_per_s}"
-        self._buckets[address] = (tokens - 1, now_s)
+        for key, tokens in left.items():
+            self._buckets[key] = (tokens - 1, now_s)
         if len(self._buckets) > _BUCKETS_KEPT_MAX:
             self._forget(now_s)
         return ""
+
+    def _tokens(self, key: str, shares: int, now_s: float) -> float:
+        burst = float(self.caps.new_per_address_burst * shares)
+        tokens, at_s = self._buckets.get(key, (burst, now_s))
+        return min(burst, tokens + (now_s - at_s) * self.caps.new_per_address_per_s * shares)
 
     def _forget(self, now_s: float) -> None:
         caps = self.caps
@@ -84,14 +107,16 @@ class Admission:
     def added(self, address: str) -> None:
         """A connection is there."""
         self.count += 1
-        self.by_address[address] += 1
+        self.by_address[network(address)] += 1
+        self._exactly[address] += 1
 
     def removed(self, address: str) -> None:
         """It is gone."""
         self.count -= 1
-        self.by_address[address] -= 1
-        if self.by_address[address] <= 0:
-            del self.by_address[address]
+        for counts, key in ((self.by_address, network(address)), (self._exactly, address)):
+            counts[key] -= 1
+            if counts[key] <= 0:
+                del counts[key]
 
 
 class Idler(Protocol):

@@ -116,6 +116,26 @@ class ConnectionOwner(Protocol):
         """Call `connection.fed` when memory for frames comes free."""
 
 
+class _Gone(asyncio.Transport):
+    """In the place of a transport that was lost: whatever is asked of it has happened, or does not matter any more."""
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def writelines(self, list_of_data: object) -> None:
+        pass
+
+
+_GONE = _Gone()
 _LENGTH = struct.Struct(">i")
 _NO_BYTES = bytes(4)
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
@@ -188,14 +208,24 @@ class Connection(asyncio.BufferedProtocol):
         "peer_port",
         "quota_account",
         "request_count",
+        "source",
         "state",
     )
 
-    def __init__(self, owner: ConnectionOwner, address: str = "", proxied: ProxyHeader | None = None) -> None:
-        """`address` is whose it counts as; `proxied` the header that a balancer sent first."""
+    def __init__(
+        self,
+        owner: ConnectionOwner,
+        address: str = "",
+        proxied: ProxyHeader | None = None,
+        *,
+        source: str = "",
+    ) -> None:
+        """`address` is whose it counts as, `source` the very address that it came from; `proxied` the header that a
+        balancer sent first."""
         self.listener = owner.name
         self.items_max = owner.limits.request_items_max
         self.address = address
+        self.source = source or address
         self.peer_host = self.local_host = ""
         self.peer_port = self.local_port = 0
         self.identity: Identity = NOBODY
@@ -383,6 +413,11 @@ class Connection(asyncio.BufferedProtocol):
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
+        # The loop's TLS holds on to its protocol, and so to itself. A circle would live, with 35 KB of TLS or more,
+        # until the next full collection, which is rare (`penstock_runtime.roles`), or for ever once it was frozen.
+        # (OpenSSL then forgets the TLS 1.2 session of who left without close_notify, as RFC 2246, 7.2.1 wanted it:
+        # such a client's next handshake is a whole one. Stock clients say close_notify.)
+        self._transport = _GONE
 
     def eof_received(self) -> bool:
         return False

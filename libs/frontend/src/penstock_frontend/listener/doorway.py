@@ -4,7 +4,8 @@ The PROXY header comes before anything else, TLS too, so it is read here, by exa
 of the addresses in `proxy_from` alone; from there it must come. Caps count the address that it names.
 
 A handshake costs 0.5 to 2 ms of the loop, so each begins only when the client's first bytes are there, and
-few in one turn of the loop: a thousand clients that come back at once do not hold up those that are there.
+few in one turn of the loop: a thousand clients that come back at once do not hold up those that are there. It also
+holds 63 KB until it is done, so few are under way (`HandshakeLine`).
 
 Nothing here is waited for in the accept loop: a client that says nothing holds up none that comes after it.
 """
@@ -22,8 +23,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from penstock_core.security.login_limits import network
 from penstock_frontend.listener.admission import Admission, makes_room
 from penstock_frontend.listener.connection import Connection, ConnectionOwner
+from penstock_frontend.listener.handshakes import Begin, End, HandshakeLine
 from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
 from penstock_frontend.listener.strangers import Strangers
 
@@ -53,6 +56,16 @@ class DoorwayOwner(ConnectionOwner, Protocol):
         ...
 
 
+class _Turn:
+    """A client that waits for its handshake, or is at it."""
+
+    __slots__ = ("begins", "task")
+
+    def __init__(self, task: asyncio.Task[None], begins: asyncio.Future[None]) -> None:
+        self.task = task
+        self.begins = begins
+
+
 class Doorway:
     """The way in of one listener."""
 
@@ -70,8 +83,15 @@ class Doorway:
         self._strangers: Strangers[asyncio.Task[None] | Connection] = Strangers(
             self._strangers_max, _is_stranger
         )
-        self._signed_in: Strangers[Connection] = Strangers(caps.signed_in_strangers_max, _asked_for_nothing)
+        over_tls = tls is not None
+        self._signed_in: Strangers[Connection] = Strangers(
+            caps.tls_signed_in_strangers_max if over_tls else caps.signed_in_strangers_max, _asked_for_nothing
+        )
         """By principal, in place of the address."""
+        self._greeted: Strangers[Connection] = Strangers(caps.tls_greeted_max, _is_stranger)
+        """Of the strangers those whose handshake is done."""
+        self._handshakes: HandshakeLine[_Turn] = HandshakeLine(caps.tls_handshakes_max)
+        self._handshakes_timer: asyncio.TimerHandle | None = None
         self._logged_s = -1e9
         self._room: deque[Connection] = deque()
         self._room_looked_for_s = -1e9
@@ -94,11 +114,14 @@ class Doorway:
         for each in self._sockets:
             each.close()
         self._sockets = []
+        if self._handshakes_timer is not None:
+            self._handshakes_timer.cancel()
 
     def left(self, connection: Connection) -> None:
         """A connection that was let in is gone."""
-        self._admission.removed(connection.address)
+        self._admission.removed(connection.source)
         self._strangers.gone(connection.address, connection)
+        self._greeted.gone(connection.address, connection)
         self._signed_in.gone(str(connection.principal), connection)
 
     def signed_in(self, connection: Connection) -> None:
@@ -136,10 +159,10 @@ class Doorway:
             return
         task = owner.loop.create_task(self._enter(client, host, proxied))
         self._entering[task] = client
-        self._is_here(host, task)
+        self._is_here(network(host), task)
 
         def over(task: asyncio.Task[None]) -> None:
-            self._strangers.gone(host, task)
+            self._strangers.gone(network(host), task)
             not_begun = self._entering.pop(task)
             if not_begun is None:
                 return
@@ -174,7 +197,7 @@ class Doorway:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
             def connection() -> Connection:
-                made.append(Connection(owner, host, header))
+                made.append(Connection(owner, network(host), header, source=host))
                 return made[0]
 
             # uvloop closes the socket itself when this fails.
@@ -197,8 +220,9 @@ class Doorway:
             # Once it is connected, `lost` says that it left.
             if made and made[0].connected:
                 if not made[0].closed:
-                    self._strangers.gone(came_from, task)  # the connection takes its place
-                    self._is_here(host, made[0])
+                    self._strangers.gone(network(came_from), task)  # the connection takes its place
+                    self._is_here(network(host), made[0])
+                    self._is_greeted(network(host), made[0])
             elif counted:
                 self._admission.removed(host)
 
@@ -229,8 +253,23 @@ class Doorway:
         context: Callable[[], ssl.SSLContext],
     ) -> None:
         owner = self._owner
-        await owner.turns.next()
+        task = asyncio.current_task()
+        assert task is not None
+        turn = _Turn(task, owner.loop.create_future())
+        self._handshakes.come(network(host), turn)
         try:
+            self._go_on()
+            async with asyncio.timeout(owner.limits.handshake_timeout_ms / 1000):
+                await turn.begins
+        except TimeoutError:
+            self._handshake_is_over(host, turn)
+            self._bad_handshake(client, host, "too many handshakes are under way")
+            return
+        except asyncio.CancelledError:
+            self._handshake_is_over(host, turn)
+            raise
+        try:
+            await owner.turns.next()
             await owner.loop.connect_accepted_socket(
                 connection,
                 client,
@@ -244,6 +283,28 @@ class Doorway:
             self._bad_handshake(client, host, "its handshake came too slowly")
         except ConnectionError:
             self._bad_handshake(client, host, "it ended the connection during the handshake")
+        finally:
+            self._handshake_is_over(host, turn)
+
+    def _handshake_is_over(self, host: str, turn: _Turn) -> None:
+        self._handshakes.over(network(host), turn)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let handshakes begin for which there is a place."""
+        if self._handshakes_timer is not None:
+            self._handshakes_timer.cancel()
+            self._handshakes_timer = None
+        loop = self._owner.loop
+        while (step := self._handshakes.step(loop.time())) is not None:
+            if isinstance(step, Begin):
+                if not step.one.begins.done():
+                    step.one.begins.set_result(None)
+            elif isinstance(step, End):
+                self._goes(step.address, step.one.task, "too many handshakes are under way and wait for it")
+            else:
+                self._handshakes_timer = loop.call_later(step.wait_s, self._go_on)
+                break
 
     async def _read_header(self, client: socket.socket) -> ProxyHeader:
         data = b""
@@ -271,7 +332,7 @@ class Doorway:
         reason = self._admission.refusal(host, now_s, has_quota=allowed is not None)
         if not reason and allowed is False:
             reason = "connection_creation_rate of its quota"
-        if not reason and self._admission.full and not self._make_room(host):
+        if not reason and self._admission.full and not self._make_room(network(host)):
             reason = f"connections_max = {self._admission.caps.connections_max}"
         if reason:
             self._owner.metrics.refused[self._owner.name, reason.partition(" ")[0]] += 1
@@ -288,6 +349,14 @@ class Doorway:
         if goes is None:
             return
         self._goes(*goes, "too many wait that made no request yet, and its address has most of them")
+
+    def _is_greeted(self, host: str, one: Connection) -> None:
+        """A handshake is done: another one that made no request since may have to go for it."""
+        if self._tls is None:
+            return
+        goes = self._greeted.come(host, one)
+        if goes is not None:
+            self._goes(*goes, "too many wait after their handshakes, and its address has most of them")
 
     def _goes(self, address: str, other: asyncio.Task[None] | Connection, reason: str) -> None:
         self._owner.metrics.refused[self._owner.name, "strangers"] += 1

@@ -31,6 +31,7 @@ from penstock_runtime.addresses import bind_sockets
 from penstock_runtime.audit import audit_of
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields, one_line
+from penstock_runtime.security.listener_tls import is_resumed_after_end
 from penstock_runtime.settings import ListenerSettings
 from penstock_runtime.turns import LoopTurns
 
@@ -153,8 +154,7 @@ class KafkaListener:
         if self._certified is not None:
             try:
                 made_tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
-                # With TLS 1.2 a session of before may be resumed; nobody has looked at the certificate then.
-                if made_tls.session_reused and _has_ended(made_tls, self._wall_s()):
+                if is_resumed_after_end(made_tls, self._wall_s()):
                     raise NotCertified("its certificate has ended, and its session was resumed; renew it")
                 principal = self._certified(made_tls.getpeercert(binary_form=True), connection)
                 connection.identity = Identity(principal, connection.identity.host)
@@ -277,12 +277,6 @@ class KafkaListener:
         if quiet_ms > limits.idle_timeout_ms and connection.may_be_idle:
             return "idle"
         return ""
-
-
-def _has_ended(made_tls: ssl.SSLObject, now_s: float) -> bool:
-    """Whether the other side's certificate has."""
-    certificate = made_tls.getpeercert()
-    return bool(certificate) and ssl.cert_time_to_seconds(str(certificate["notAfter"])) < now_s  # type: ignore[index]
 
 
 __all__ = [

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock_core.metadata.image import MetadataImage
 from penstock_core.metadata.security import CredentialKey
-from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
+from penstock_core.security.oauthbearer import NotVerifiable, TokenIdentity, TokenRefused
 from penstock_core.security.principal import ANONYMOUS, Identity, Principal, client_identity, user
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SaslFailure
 from penstock_core.security.sasl_session import FAILURE_DELAY_MS
@@ -204,7 +204,7 @@ class CallerDoor:
         scheme, _, value = (authorization or "").partition(" ")
         value = value.strip()
         if not value or len(value) > CREDENTIAL_LENGTH_MAX:
-            raise self._turned_away(
+            raise self.turned_away(
                 address, f"sign in: send Authorization: {' or '.join(self.schemes)} with each call"
             )
         if scheme.lower() == "bearer":
@@ -215,9 +215,10 @@ class CallerDoor:
             raise await self._refused(OAUTHBEARER, "", address, "tokens of others are not taken here")
         if scheme.lower() == "basic" and self._takes_basic:
             return await self._by_password(value, address)
-        raise self._turned_away(address, f"Authorization is {' or '.join(self.schemes)} here")
+        raise self.turned_away(address, f"Authorization is {' or '.join(self.schemes)} here")
 
-    def _turned_away(self, address: str, reason: str) -> NotLetIn:
+    def turned_away(self, address: str, reason: str) -> NotLetIn:
+        """Somebody shows nothing that counts here; what to raise."""
         self._audit.refused(address, reason)
         return NotLetIn(reason)
 
@@ -238,7 +239,7 @@ class CallerDoor:
             principal = self._certified(certificate)
             return Caller(principal, certificate="" if certificate is None else serial_of(certificate))
         except NotCertified as error:
-            raise self._turned_away(address, str(error)) from None
+            raise self.turned_away(address, str(error)) from None
 
     def _by_own_token(self, token: str, address: str) -> Caller:
         assert self.tokens is not None
@@ -266,7 +267,10 @@ class CallerDoor:
             try:
                 identity = await desk.tokens.verify(token)
             except TokenRefused as refused:
-                desk.limits.failed(attempt, desk.now_ms())
+                if isinstance(refused, NotVerifiable):
+                    desk.limits.undecided(attempt, desk.now_ms())
+                else:
+                    desk.limits.failed(attempt, desk.now_ms())
                 raise await self._refused(
                     OAUTHBEARER, "", address, f"the token is refused: {refused}"
                 ) from None

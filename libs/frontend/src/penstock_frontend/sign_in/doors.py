@@ -43,8 +43,15 @@ _NEWS_LOOK_S: Final = 0.25
 _WARN_EVERY_S: Final = 24 * 3600
 
 
+_NO_METADATA: Final = "no metadata came yet"
+
+
+def _never() -> str:
+    return ""
+
+
 class Door(TypedDict, total=False):
-    """What a listener needs beside its settings; empty for PLAINTEXT without rights."""
+    """What a listener needs beside its settings."""
 
     doorkeeper: FrameHandler
     tls: Callable[[], ssl.SSLContext]
@@ -142,14 +149,21 @@ class Doors:
             door["tls"] = self._files[settings.name].context
         if settings.name in self._certified:
             door["certified"] = self._certified[settings.name]
-        if self._news is not None and self._is_bound(settings):
-            door["keeps_out"] = self._news.keeps_out if self._has_users(settings) else self._news.ends
+        door["keeps_out"] = self._keeps_out(settings)
         by_acl = self._authorizer
         if by_acl is not None:
             door["may_write"] = lambda who: by_acl.authorize_by_resource_type(
                 who, AclOperation.WRITE, ResourceType.TOPIC
             )
         return door
+
+    def _keeps_out(self, settings: ListenerSettings) -> Callable[[], str]:
+        """Why nobody may come: before the first metadata there is nothing to answer with, and clients take an empty
+        cluster badly. Later, where users and rights are looked at, when these are too old."""
+        metadata, stale = self._metadata, _never
+        if self._news is not None and self._is_bound(settings):
+            stale = self._news.keeps_out if self._has_users(settings) else self._news.ends
+        return lambda: stale() if metadata.image.version else _NO_METADATA
 
     def grpc_door(self) -> CallerDoor:
         """The native API's. Raises StartupError."""

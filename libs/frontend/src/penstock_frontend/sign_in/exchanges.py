@@ -14,8 +14,13 @@ from typing import Protocol
 
 from penstock_core.metadata.security import CredentialKey
 from penstock_core.security.login_limits import Attempt, LoginLimits
-from penstock_core.security.oauthbearer import OAuthBearerServer, TokenIdentity, TokenRefused
-from penstock_core.security.plain import PlainMemo, PlainServer
+from penstock_core.security.oauthbearer import (
+    NotVerifiable,
+    OAuthBearerServer,
+    TokenIdentity,
+    TokenRefused,
+)
+from penstock_core.security.plain import PlainMemo, PlainServer, parse
 from penstock_core.security.sasl import OAUTHBEARER, PLAIN, SaslFailure
 from penstock_core.security.scram import MECHANISM_OF, ScramCredential, ScramMechanism, ScramServer
 from penstock_frontend.sign_in.credentials import Credentials, Reliance
@@ -128,10 +133,24 @@ class _Limited:
             await asyncio.sleep(self._attempt.delay_ms / 1000)
             self._tools.limits.looked_at(self._attempt)
 
+    async def begin_again(self, user: str) -> None:
+        """Before the answer shows: others that were begun with this attempt may have failed since. Raises SaslFailure.
+
+        Else as many guesses as an address has connections were looked at for the price of the first.
+        """
+        if self._attempt is not None and not self._attempt.charged:
+            await self.begin(user)
+
     def failed(self) -> None:
         """It was wrong."""
         if self._attempt is not None:
             self._tools.limits.failed(self._attempt, self._tools.now_ms())
+            self._attempt = None
+
+    def undecided(self) -> None:
+        """Nobody can say: that is not the client's fault."""
+        if self._attempt is not None:
+            self._tools.limits.undecided(self._attempt, self._tools.now_ms())
             self._attempt = None
 
     def passed(self) -> None:
@@ -177,6 +196,7 @@ class ScramExchange(_Limited):
             answer = self._server.evaluate(token)
             await self.begin(self._server.user)
             return answer
+        await self.begin_again(self._server.user)
         try:
             answer = self._server.evaluate(token)
         except SaslFailure:
@@ -200,13 +220,16 @@ class PlainExchange(_Limited):
 
     async def evaluate(self, token: bytes) -> bytes:
         """See `Exchange`."""
+        self._server.user = parse(token).user
+        # Before what is remembered of right passwords: that it knows one is an answer too.
+        await self.begin(self.user)
         derivation = self._server.begin(token, self._tools.now_ms())
         if derivation is None:
             # Right a moment ago, by the credential that was looked for last.
             self.succeeded(self.user, ScramMechanism(next(reversed(self._versions)).mechanism))
             return b""
-        await self.begin(self.user)
         salted = await self._tools.passwords.derive(derivation)
+        await self.begin_again(self.user)
         try:
             self._server.finish(derivation, salted, self._tools.now_ms())
         except SaslFailure:
@@ -244,7 +267,10 @@ class OAuthBearerExchange(_Limited):
         try:
             identity = await self._tokens.verify(response.token)
         except TokenRefused as refused:
-            self.failed()
+            if isinstance(refused, NotVerifiable):
+                self.undecided()
+            else:
+                self.failed()
             self.refusal = f"the token is refused: {refused}"
             return self._server.refuse()
         answer = self._server.accept(response, identity)

@@ -25,7 +25,8 @@ from penstock_frontend.sign_in.callers import CallerDoor, CutOff, NotLetIn
 from penstock_frontend.sign_in.doors import covers
 from penstock_runtime.door_settings import HttpDoorSettings
 from penstock_runtime.http import web
-from penstock_runtime.security.listener_tls import ListenerTlsFiles
+from penstock_runtime.ports import wall_ms
+from penstock_runtime.security.listener_tls import ListenerTlsFiles, is_resumed_after_end
 
 HEALTH: Final = frozenset({"/healthz", "/readyz"})
 METRICS: Final = "/metrics"
@@ -68,6 +69,8 @@ def http_desk(
     files: ListenerTlsFiles | None,
     authorizer: Authorizer,
     names: Callable[[], Iterable[str]] = tuple,
+    *,
+    wall_ms: Callable[[], int] = wall_ms,
 ) -> HttpDesk:
     """That of a role's port. `names`: hosts by which clients know this process."""
     settings = door.settings
@@ -90,7 +93,7 @@ def http_desk(
         is_public = request.path == METRICS and settings.metrics_public
         if not is_public:
             try:
-                await _sign_in(door, request)
+                await _sign_in(door, request, wall_ms() / 1000)
             except NotLetIn as error:
                 return _unauthenticated(door, str(error))
             except CutOff as error:
@@ -114,10 +117,12 @@ def http_desk(
     return desk
 
 
-async def _sign_in(door: CallerDoor, request: web.Request) -> None:
+async def _sign_in(door: CallerDoor, request: web.Request, now_s: float) -> None:
     host = request.remote or ""
     authorization = request.headers.getall("Authorization", [])
     connection = None if request.transport is None else request.transport.get_extra_info("ssl_object")
+    if connection is not None and is_resumed_after_end(connection, now_s):
+        raise door.turned_away(host, "its certificate has ended, and its session was resumed; renew it")
     certificate: bytes | None = None if connection is None else connection.getpeercert(True)
     caller = await door.caller(
         authorization[0] if len(authorization) == 1 else None, certificate or None, host

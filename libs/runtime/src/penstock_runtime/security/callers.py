@@ -39,6 +39,12 @@ def gateway_fault(gateway_id: str) -> str:
     return "" if identity is None else gateway_name_fault(identity, gateway_id)
 
 
+def gateway_of_call(gateway_id: str) -> str:
+    """Which gateway calls: the one in its certificate, or what it says where that names none."""
+    identity = _caller.get()
+    return gateway_id if identity is None or identity.name == ANY_NAME else identity.name
+
+
 def node_name_fault(identity: PeerIdentity, node_id: int) -> str:
     """Why a certificate is not that of this node; "" when it is. -1 is a node that has no id yet."""
     if identity.name in (ANY_NAME, f"{NODE_PREFIX}{node_id}", str(node_id)):

@@ -57,9 +57,18 @@ class ListenerTlsFiles(WatchedFiles[ListenerContext]):
         if super().reload():
             return True
         if not self.fault and self.current.context.session_stats()["number"] > _SESSIONS_MAX:
-            with contextlib.suppress(StartupError):  # the files are being written: the next time, then
+            # The files are being written: the next time, then.
+            with contextlib.suppress(StartupError, OSError, ValueError):
                 self.current = self._load()
         return False
+
+
+def is_resumed_after_end(made_tls: ssl.SSLObject, now_s: float) -> bool:
+    """Whether the client's certificate has ended, and nobody has looked: with TLS 1.2 a session may be resumed."""
+    if not made_tls.session_reused:
+        return False
+    certificate = made_tls.getpeercert()
+    return bool(certificate) and ssl.cert_time_to_seconds(str(certificate["notAfter"])) < now_s  # type: ignore[index]
 
 
 def load_listener_context(listener: str, tls: ListenerTls, *, with_pem: bool = False) -> ListenerContext:
@@ -87,7 +96,7 @@ def _load(tls: ListenerTls) -> ListenerContext:
     context = role_tls.load_server_context(_files(tls), least=ssl.TLSVersion.TLSv1_2)
     context.verify_mode = _VERIFY[tls.client_auth]
     # One handshake per connection. None resumes a session with TLS 1.3 (`num_tickets`); OpenSSL remembers those of
-    # TLS 1.2 by their id all the same, so listeners look at the end of their certificates themselves.
+    # TLS 1.2 by their id all the same, so whoever lets clients in asks `is_resumed_after_end`.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
     found = _own_certificate(tls, context)
     return ListenerContext(

@@ -21,6 +21,7 @@ from penstock_core.security.identity import BadIdentity, PeerIdentity, parse_uri
 from penstock_runtime.audit import Audit
 from penstock_runtime.logs import Log, get_log
 from penstock_runtime.security.callers import caller, set_caller
+from penstock_runtime.security.grpc_tls import RESUMED_AFTER_END, is_resumed_after_end
 from penstock_runtime.security.methods import METHOD_ROLES
 from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
 
@@ -47,8 +48,11 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         takes_plaintext: bool = False,
         log: Log | None = None,
         audit: Audit | None = None,
+        wall_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`takes_plaintext`: who comes without TLS may do everything, as in a cluster without certificates."""
+        """`takes_plaintext`: who comes without TLS may do everything, as in a cluster without certificates. By `wall_s`
+        (since 1970) certificates end."""
+        self._wall_s = wall_s
         self._takes_plaintext = takes_plaintext
         self._audit = audit
         self._trust_domain = trust_domain
@@ -95,6 +99,8 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if identity.role not in allowed:
             whom = " or ".join(sorted(allowed)) or "nobody"
             return identity, f"{method.rpartition('/')[2]} is for {whom}, and this is {identity}"
+        if is_resumed_after_end(properties, self._wall_s()):
+            return identity, RESUMED_AFTER_END
         return identity, self._refused.fault(_serial(properties)) if self._refused.any else ""
 
     def _end_refused(self) -> None:

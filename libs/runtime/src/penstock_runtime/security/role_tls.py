@@ -160,12 +160,18 @@ def _load(context: ssl.SSLContext, tls: RoleTls, least: ssl.TLSVersion) -> ssl.S
             f"tls.cert = {tls.cert}, tls.key = {tls.key}: {_cert_fault(error, has_password=password is not None)}; "
             "give a certificate in PEM and its own key"
         ) from None
+    except (OSError, ValueError) as error:  # one of them has gone since; the password is too long for OpenSSL
+        raise StartupError(
+            f"tls.cert = {tls.cert}, tls.key = {tls.key}: {error}; give a certificate in PEM and its own key"
+        ) from None
     try:
         context.load_verify_locations(tls.ca)
     except ssl.SSLError as error:
         raise StartupError(
             f"tls.ca = {tls.ca}: no certificates in PEM ({_reason(error)}); give the CA's"
         ) from None
+    except OSError as error:
+        raise StartupError(f"tls.ca = {tls.ca}: {error.strerror}; give a file that can be read") from None
     return context
 
 

@@ -44,7 +44,8 @@ class WatchedFiles(Generic[T]):
         try:
             loaded = self._load()
             fault = ""
-        except StartupError as error:
+        except (StartupError, OSError, ValueError) as error:
+            # Also what the loading did not foresee: whoever watches has to go on, else the role ends.
             fault = str(error)
         if self._look() != stamp:
             # Written while they were read: the next look takes them.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock_core.security.oauthbearer import TokenIdentity, TokenRefused
+from penstock_core.security.oauthbearer import NotVerifiable, TokenIdentity, TokenRefused
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.logs import CONSTANT, Log
@@ -69,18 +69,30 @@ class TokenValidator:
         self.accepted = self.refused = 0
 
     async def verify(self, token: str) -> TokenIdentity:
-        """For whom a token counts, and how long. Raises TokenRefused: the text is for our log, not for the client."""
+        """For whom a token counts, and how long. Raises TokenRefused (NotVerifiable where that is for want of keys):
+        the text is for our log, not for the client."""
         try:
             try:
                 identity = self._check(token)
             except self._jwks.UnknownKey:
                 await self._look_for_it()
-                identity = self._check(token)
+                identity = self._check_again(token)
         except TokenRefused:
             self.refused += 1
             raise
         self.accepted += 1
         return identity
+
+    def _check_again(self, token: str) -> TokenIdentity:
+        """With the keys that there are now."""
+        try:
+            return self._check(token)
+        except self._jwks.UnknownKey as unknown:
+            if self.fault and self.keys is not None:
+                raise NotVerifiable(f"{unknown}, and newer keys cannot be read: {self.fault}") from None
+            if self.fault:
+                raise NotVerifiable(str(unknown)) from None
+            raise
 
     def _check(self, token: str) -> TokenIdentity:
         if len(token) > TOKEN_LENGTH_MAX:

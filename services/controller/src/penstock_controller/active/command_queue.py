@@ -175,7 +175,9 @@ class CommandQueue:
             return Outcome.APPLIED
         finally:
             self._result = None
-        self._answer(batch, outcome, image.version + 1 if records else image.version)
+        # Records may all be yet to come when the first ones are looked at: a scan of many partitions comes before.
+        changes = bool(records) or further is not None
+        self._answer(batch, outcome, image.version + 1 if changes else image.version)
         return outcome
 
     def _command(

@@ -115,7 +115,7 @@ class Operations:
         going_on = self._going_on()
         reply.report_interval_ms = REPORT_BUSY_MS if going_on else REPORT_MS
         reply.want_all_sizes = self.reports.wants_all(node_id, beat.node_epoch)
-        limit = self._meters.limit_bytes_per_s if going_on else 0
+        limit = self._meters.limit_to_tell(self._worker.image) if going_on else 0
         reply.catch_up_bytes_per_s = self._told[node_id] = limit
 
     # --- requests ---------------------------------------------------------------------------
@@ -272,6 +272,8 @@ class Operations:
                 return
             # What they set as a rate counts from now on.
             self._meters.observe(self._worker.image, self.reports, self._clock_ms())
+        # One that has just got its turn, or was resumed, brings a rate that nobody has heard of.
+        self._meters.rerate(self._worker.image)
         if self._is_told():
             await self._each(operation_ids, self._step_one)
 

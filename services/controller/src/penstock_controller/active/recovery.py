@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from penstock_controller.active.command_queue import CommandQueue, NotActive
+from penstock_controller.state.coordinator_topics import COORDINATOR_TOPICS
 from penstock_controller.state.generation import error_pb, make_error
 from penstock_controller.state.recovery import Offers, adopt, confirm, offered, scan_unconfirmed
 from penstock_core.errors import ErrorCode, PenstockError
@@ -106,16 +107,19 @@ class Recovery:
             raise NotActive
         image = self._worker.image
         response = api.RecoverTopicsResponse(version=image.version)
-        if missing := self._offers.missing(image, self._live(image)):
+        if missing := self._offers.missing(image, self._there(image)):
             names = ", ".join(map(str, missing))
             response.error.CopyFrom(
                 make_error(
                     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-                    f"storage node {names} has not told yet what it has; try again in some seconds",
+                    f"storage node {names} has not told yet what it has; try again in some seconds, or stop it to go "
+                    "without what it has",
                 )
             )
             return response
-        for told in offered(image, self._offers, list(request.topics)):
+        found = offered(image, self._offers, list(request.topics))
+        # Coordinators act on what their logs say of other topics as soon as they have read them: those come first.
+        for told in sorted(found, key=lambda told: told.name in COORDINATOR_TOPICS):
             if not told.error.code and not request.dry_run:
                 try:
                     if not await self._take(told):
@@ -127,7 +131,7 @@ class Recovery:
                         )
                 except PenstockError as error:
                     told.error.CopyFrom(error_pb(error))
-            response.topics.append(told)
+        response.topics.extend(found)
         response.version = self._worker.image.version
         if not request.dry_run:
             self._done_for = 0
@@ -135,8 +139,9 @@ class Recovery:
             self._lifecycle.log.warning("topics recovered from nodes", topics=names, by=request.principal)
         return response
 
-    def _live(self, image: MetadataImage) -> list[NodeId]:
-        return [n.node_id for n in image.nodes.values() if not n.fenced and self._alive(n.node_id)]
+    def _there(self, image: MetadataImage) -> list[NodeId]:
+        """Fenced ones too: after an import each is, until it has caught up, and may be the one that is ahead."""
+        return [node_id for node_id in image.nodes if self._alive(node_id)]
 
     def _take(self, told: api.RecoveredTopic) -> Awaitable[bool]:
         return self._worker.submit(lambda ctx: adopt(ctx, told, self._offers))

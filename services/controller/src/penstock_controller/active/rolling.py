@@ -18,7 +18,7 @@ from penstock_controller.state.operations.engine.rolling import (
     step_under_way,
 )
 from penstock_controller.state.operations.executors import Executors
-from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen, http_of
+from penstock_controller.state.operations.processes import NOT_ASKED, QuorumSeen, boot_id_of, http_of
 from penstock_core.errors import ErrorCode
 from penstock_core.failpoints import hit
 from penstock_core.ids import NodeId
@@ -128,7 +128,8 @@ class Rolling:
             if record.executor.executor_id != request.executor_id:
                 await self._worker.submit(lambda ctx: _carried_out_by(ctx, request, self._wall_ms()))
         image = self._worker.image
-        return _told(image, image.operations.operations.get(request.operation_id, record), request)
+        newest = image.operations.operations.get(request.operation_id, record)
+        return _told(image, newest, request, self._quorum)
 
     def _refusal(
         self, record: pb.OperationRecord | None, request: api.ExecuteOperationRequest
@@ -167,14 +168,25 @@ def _carried_out_by(ctx: Context, request: api.ExecuteOperationRequest, now_ms: 
 
 
 def _told(
-    image: MetadataImage, record: pb.OperationRecord, request: api.ExecuteOperationRequest
+    image: MetadataImage,
+    record: pb.OperationRecord,
+    request: api.ExecuteOperationRequest,
+    quorum: QuorumSeen,
 ) -> api.ExecuteOperationResponse:
     response = api.ExecuteOperationResponse(ask_again_ms=ASK_AGAIN_MS)
     response.operation.record.CopyFrom(record)
     step = step_under_way(record)
     mine = record.executor.executor_id == request.executor_id
     # One that took too long is not told again: who resumes the operation says that it is to be tried once more.
-    if step is not None and mine and not request.leaving and not step.reason and record.state not in ENDED:
+    told = step is not None and mine and not request.leaving and not step.reason and record.state not in ENDED
+    if step is not None and told and not _is_another(image, quorum, step):
         response.step.CopyFrom(step)
         response.http = http_of(image, step.role, step.name)
     return response
+
+
+def _is_another(image: MetadataImage, quorum: QuorumSeen, step: pb.OperationStep) -> bool:
+    """Whether its process is another one by now: somebody started it who then resumed the operation, which gave the
+    step its whole time again, from now on; a start of before is not told from that of the process of before by time."""
+    now = boot_id_of(image, quorum, step.role, step.name)
+    return bool(now) and bool(step.boot_id_before) and now != step.boot_id_before

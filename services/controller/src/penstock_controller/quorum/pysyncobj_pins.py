@@ -39,7 +39,7 @@ _CLASS_NAMES = (
     "forceLogCompaction",
     "transferLeadership",
 )
-_MODULE_NAMES = ("_COMMAND_TYPE", "_RAFT_STATE", "Serializer", "createJournal")
+_MODULE_NAMES = ("_COMMAND_TYPE", "_RAFT_STATE", "Serializer", "createJournal", "monotonicTime")
 _OTHER_NAMES: tuple[tuple[str, object, tuple[str, ...]], ...] = (
     (
         "Transport",
@@ -80,6 +80,7 @@ _INSTANCE_NAMES = (
     "_SyncObj__lastResponseTime",
     "_SyncObj__newAppendEntriesTime",
     "_SyncObj__noopIDx",
+    "_SyncObj__otherNodes",
     "_SyncObj__pipeNotifier",
     "_SyncObj__raftCommitIndex",
     "_SyncObj__raftCurrentTerm",
@@ -98,6 +99,13 @@ _INSTANCE_NAMES = (
 
 class WrongLibrary(InvariantBroken):
     """PySyncObj is not the one that this controller was built for."""
+
+
+def clock_s() -> float:
+    """The clock that PySyncObj's tick goes by, in s. Deadlines are set by us and by PySyncObj and compared by both, so
+    there may be no other: on Linux this one is CLOCK_MONOTONIC_RAW, from which Python's own parts by seconds a day,
+    for NTP sets the pace of that one alone."""
+    return float(pysyncobj.syncobj.monotonicTime())
 
 
 def check_library() -> None:

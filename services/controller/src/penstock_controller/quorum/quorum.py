@@ -37,8 +37,8 @@ _TRANSFER_POLL_S = 0.02
 class QuorumPorts:
     """What a quorum takes from the world around it, and a simulation gives it; None is the real thing."""
 
-    clock_s: Callable[[], float] = time.monotonic
-    """Never goes back."""
+    clock_s: Callable[[], float] = pysyncobj_pins.clock_s
+    """Never goes back, and is the one that PySyncObj goes by."""
     rng: random.Random | None = None
     """Spreads elections."""
     spawn: Callable[[Callable[[], None], str], None] | None = None
@@ -197,8 +197,10 @@ class Quorum:
             while self._may_transfer() and time.monotonic() < deadline:
                 # Asked again and again: it is denied while no peer holds the whole log.
                 self._calls.append(self._raft.transferLeadership)
+                self._raft.wake()
                 time.sleep(_TRANSFER_POLL_S)
         self._stopping.set()
+        self._raft.wake()
         if self._thread.ident is not None:
             self._thread.join(_STOP_S)
         else:

@@ -7,7 +7,7 @@
 | `__generateRaftTimeout` | a lost election waits a whole silence timeout; here 150-300 ms |
 | `__doApplyCommand` | unpickles, and repeats one that raises; here `Machine.apply`, which never raises |
 | `__loadDumpFile` | only logs damage and clears the journal; here all was checked before |
-| `__sendAppendEntries` | a snapshot chunk that has to wait is asked for in a busy loop |
+| `__sendAppendEntries` | a snapshot chunk that has to wait is asked for in a busy loop; nobody ever is at rest |
 | `__applyLogEntries` | all that is committed is applied in one turn; here about 1 ms of it |
 | `_checkCommandsToApply` | a leader that hands over goes on appending |
 | `__onBecomeLeader` | the no-op of a new leader counts before it is synced |
@@ -32,7 +32,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pysyncobj import FAIL_REASON, SyncObj, SyncObjConf
-from pysyncobj.monotonic import monotonic
 from pysyncobj.syncobj import _COMMAND_TYPE, _RAFT_STATE
 
 from penstock_controller.quorum import pysyncobj_pins
@@ -99,7 +98,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         rng: random.Random | None = None,
         network: PeerNetwork = REAL_NETWORK,
     ) -> None:
-        self.clock_s = clock_s = clock_s or monotonic
+        self.clock_s = clock_s = clock_s or pysyncobj_pins.clock_s
         self.rng = rng or _SystemRandomness()
         self.majority_heard_at = clock_s()
         """On the leader: when a majority, itself included, was last in contact."""
@@ -113,6 +112,8 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         self._deliver = deliver
         self._outbox: list[QuorumEvent] = []
         self._said: dict[int, PeerSaid] = {}
+        self._greeted_early: set[int] = set()
+        """Peers whose last hello was of before we had joined."""
         self._status = QuorumStatus()
         self._standing = False
         self.elections = 0
@@ -156,6 +157,10 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     def barrier(self, token: object) -> None:
         """Commit a no-op: once it is applied, this controller was still the leader."""
         self._applyCommand(b"", self._finisher(token), _COMMAND_TYPE.NO_OP)
+
+    def wake(self) -> None:
+        """End the turn that waits for the network."""
+        self._SyncObj__pipeNotifier.notify()
 
     # --- the tick --------------------------------------------------------------------------
 
@@ -220,6 +225,7 @@ class RaftNode(SyncObj):  # type: ignore[misc]
             old.leader_id, old.term, old.active, old.commit_index, old.applied_index, old.reachable, old.peers
         ) or old.not_voting_reason != self.not_voting_reason:  # fmt: skip
             self._remember_joined()
+            self._tell_joined()
             self._status = QuorumStatus(*status, self.journal.entries[-1][1], self.not_voting_reason)
             self._outbox.append(self._status)
 
@@ -313,6 +319,18 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         super()._SyncObj__sendAppendEntries()
         self._SyncObj__connectedNodes |= self._waiting_for_chunk
         self._waiting_for_chunk.clear()
+        if self._is_at_rest():
+            self._SyncObj__newAppendEntriesTime = self.clock_s() + self.config.rest_append_s
+
+    def _is_at_rest(self) -> bool:
+        """Whether every follower is linked and holds all there is. A proposal does not wait for the next append."""
+        last = self.journal.entries[-1][1]
+        matched = self._SyncObj__raftMatchIndex
+        return (
+            self.transport.is_complete
+            and self.raftLastApplied == last
+            and all(matched[node] == last for node in self._SyncObj__otherNodes)
+        )
 
     def end_turn_of(self, node: PeerNode) -> None:
         """The transport has sent this peer all that it may have in this turn."""
@@ -441,6 +459,11 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         """An append of a current leader arrived."""
         self._prevote.cancel()
 
+    def on_link_made(self) -> None:
+        """A peer is there that may lack a leader: it is not kept waiting for the next append."""
+        if self._isLeader():
+            self._SyncObj__newAppendEntriesTime = 0.0
+
     def on_link_lost(self, node: PeerNode, within_s: float) -> None:
         """A lost link to the leader brings the election forward; pre-vote guards it."""
         if node.controller_id == self.leader_id and not self._isLeader():
@@ -484,6 +507,11 @@ class RaftNode(SyncObj):  # type: ignore[misc]
     # --- hello and membership ----------------------------------------------------------------
 
     def hello(self, peer_id: int) -> Message:
+        """What to tell a peer on a new connection, and again once we have joined."""
+        if self._memory.joined:
+            self._greeted_early.discard(peer_id)
+        else:
+            self._greeted_early.add(peer_id)
         return {
             "type": "hello",
             "from": self.config.controller_id,
@@ -521,8 +549,13 @@ class RaftNode(SyncObj):  # type: ignore[misc]
         if self._memory.joined or self.raftLastApplied < 2 or self.not_voting_reason:
             return
         self._memory.mark_joined()
-        for controller_id in self.transport.reachable:
-            self.transport.say_hello(controller_id)
+
+    def _tell_joined(self) -> None:
+        """Peers that were told, or are being dialled with the word, that we are no full member hear it once they are
+        reachable: the log may have admitted us in between (a snapshot of an import does before anybody is)."""
+        if self._memory.joined:
+            for controller_id in self.transport.reachable & self._greeted_early:
+                self.transport.say_hello(controller_id)
 
 
 def poll_wait_s(

@@ -91,6 +91,9 @@ class RaftPort(Protocol):
         """Whether a peer counts with this data directory, as far as is known here."""
         ...
 
+    def on_link_made(self) -> None:
+        """A peer has said who it is."""
+
     def on_link_lost(self, node: PeerNode, within_s: float) -> None:
         """A link ended; when it was the leader's, stand for election within that time."""
 

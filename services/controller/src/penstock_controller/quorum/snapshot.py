@@ -14,6 +14,7 @@ Wart: the method names of the first section are those of pysyncobj.serializer.Se
 # ruff: noqa: N802, N803 - names are those of the base class
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import queue
@@ -92,6 +93,11 @@ class SnapshotStore:
         """The snapshot on disk, None when there is none. Raises DamagedFile."""
         if not self.path.exists():
             return None
+        if self.path.stat().st_mode & 0o077:
+            # Builds of before left those that they had of a leader open to others of the machine. Another user's file
+            # that we may read by our group (pods have got another user, their volume not) is no reason not to run.
+            with contextlib.suppress(PermissionError):
+                self.path.chmod(0o600)
         snapshot = fmt.decode(self.path.read_bytes(), str(self.path))
         self._last_index = snapshot.last_index
         self._note_file()
@@ -172,7 +178,7 @@ class SnapshotStore:
             return
         if first:
             self.abort_receiving()
-            self._receiving = self._install_path.open("wb")
+            self._receiving = self._open_private()
         if self._receiving is None:
             return
         self._receiving.write(data)
@@ -215,6 +221,12 @@ class SnapshotStore:
     @property
     def _install_path(self) -> Path:
         return self.path.with_name(SNAPSHOT_FILE + ".install.tmp")
+
+    def _open_private(self) -> io.BufferedWriter:
+        """For the owner alone: a snapshot has what users prove themselves by. Its mode is that of its making."""
+        path = self._install_path
+        self._os.close(self._os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+        return path.open("wb")
 
     def _stop_sending(self) -> None:
         for transmission in list(self._sending):

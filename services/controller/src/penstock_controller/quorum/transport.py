@@ -46,7 +46,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 _log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S = 0.02
-KEEPALIVE_S = 0.5
+KEEPALIVE_S = 1.0
 LINK_SILENCE_S = 5.0
 HELLO_S = 2.0
 TERM_LEAP_MAX = 1 << 32
@@ -241,7 +241,12 @@ class PeerTransport(Transport):  # type: ignore[misc]
         address = self._resolve(node.peer.host)
         if address is None:
             return
-        sock = self._network.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock = self._network.socket(
+                socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
+            )
+        except OSError:
+            return  # out of descriptors, say: another time
         sock.setblocking(False)
         result = sock.connect_ex((address, node.peer.port))
         if result not in (0, errno.EINPROGRESS):
@@ -427,6 +432,7 @@ class PeerTransport(Transport):  # type: ignore[misc]
         self._links[peer_id] = link
         self._standing[peer_id] = standing
         self._onNodeConnected(self._nodes[peer_id])
+        self._raft.on_link_made()
 
     def _misplaced(self, link: PeerConnection, peer_id: int) -> str:
         """Why a hello comes on a connection of the wrong direction; "" when it does not."""

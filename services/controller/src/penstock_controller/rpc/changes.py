@@ -259,7 +259,8 @@ def _operation_started(request: Any, reply: Any) -> Iterator[dict[str, object]]:
 
 def _operation_controlled(request: Any, reply: Any) -> Iterator[dict[str, object]]:
     del reply
-    name = operations_pb2.OperationControl.Name(request.control)
+    known = operations_pb2.OperationControl.DESCRIPTOR.values_by_number.get(request.control)
+    name = str(request.control) if known is None else known.name
     yield {
         "type": "operation",
         "operation": name.removeprefix("OPERATION_CONTROL_").lower(),

@@ -1,14 +1,14 @@
 """The gRPC service of a controller. Thin: parse, ask the core, answer.
 
 Another controller than the active one answers UNAVAILABLE and names the active one in
-trailing metadata.
+trailing metadata. The active one answers UNAVAILABLE, too, until the cluster is founded.
 """
 
 # ruff: noqa: N802 - names are those of the base class
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -113,7 +113,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
     async def _do(self, context: ServicerContext, generate: Callable[[Context], Generated[R]]) -> R:
         return await self._ask(context, self._core.submit(generate))
 
-    async def _ask(self, context: ServicerContext, answer: Awaitable[R]) -> R:
+    async def _ask(self, context: ServicerContext, answer: Coroutine[Any, Any, R]) -> R:
+        if self._core.active and not self._core.image.cluster_id:
+            # No id and no metadata.level yet: it would be answered as by a cluster of the first level.
+            answer.close()
+            await context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                f"controller {self._core.settings.controller_id} is founding the cluster; try again",
+            )
         try:
             return await answer
         except NotActive:

@@ -146,7 +146,10 @@ def _after_settings(before: MetadataImage, after: MetadataImage, topics: Iterato
                 yield None
             continue
         for partition in topic.partitions.values():
-            changed = change_partition(partition, new)
+            # Of what was restored nodes have yet to tell who is ahead: see `recovery`.
+            changed = change_partition(
+                partition, replace(new, unclean=False) if partition.unconfirmed else new
+            )
             if changed is None and new.effective_min_isr(partition) > old.effective_min_isr(partition):
                 # A leader that has not heard of the higher min ISR yet must not shrink its ISR below
                 # it and go on alone: its proposals are those of an older epoch now.

@@ -3,7 +3,8 @@
 A node that comes with another directory than before leaves the old one behind. That one may come back at first: the
 new one may be the wrong volume, mounted by mistake, and the old one all that there is of some records. Once a
 `node-replace` in the node's own place is done, everything is in sync with the new one, and the old one is refused for
-ever: whoever came with it after that would take the id away from the directory that counts.
+ever: whoever came with it after that would take the id away from the directory that counts. So is what a node had
+before, when the node is removed: it would come back by itself, with records of then.
 """
 
 from __future__ import annotations
@@ -53,13 +54,34 @@ def check_not_retired(image: MetadataImage, directory_id: bytes) -> None:
             f"directory {directory_id.hex()} was that of node {record.node_id} and was retired by operation "
             f"{record.operation_id}; what it holds is elsewhere: empty it to start a new node with it",
         )
+    what = (
+        f"directory {directory_id.hex()} was that of node {record.node_id} until {_when(record)}the node came with "
+        f"directory {record.replaced_by.hex()} in its place"
+    )
+    removed_by = _removed_by(image, record)
+    if removed_by:
+        raise PenstockError(
+            ErrorCode.POLICY_VIOLATION,
+            f"{what}; the node was removed by operation {removed_by}; empty this directory to start a new node with it",
+        )
     raise PenstockError(
         ErrorCode.POLICY_VIOLATION,
-        f"directory {directory_id.hex()} was that of node {record.node_id} until {_when(record)}the node came with "
-        f"directory {record.replaced_by.hex()} in its place, which operation {record.operation_id} has seen filled; "
-        f"start node {record.node_id} with the directory that it has now, or empty this one and give it another "
-        "node_id",
+        f"{what}, which operation {record.operation_id} has seen filled; start node {record.node_id} with the "
+        "directory that it has now, or empty this one and give it another node_id",
     )
+
+
+def _removed_by(image: MetadataImage, record: pb.RetiredDirectoryRecord) -> int:
+    """The operation that removed the node of a directory that was replaced; 0 where the node goes on.
+
+    Told by the last directory that came in its place, for another node may have the id by now.
+    """
+    last: pb.RetiredDirectoryRecord | None = record
+    for _ in image.operations.retired:
+        if last is None or not last.replaced_by:
+            break
+        last = retired(image, last.replaced_by)
+    return last.operation_id if last is not None and not last.replaced_by else 0
 
 
 def came_with(ctx: Context, node_id: NodeId, directory_id: bytes) -> list[pb.MetadataRecord]:
@@ -83,7 +105,7 @@ def came_with(ctx: Context, node_id: NodeId, directory_id: bytes) -> list[pb.Met
 
 
 def replaced(image: MetadataImage, node_ids: Iterable[NodeId], operation_id: int) -> list[pb.MetadataRecord]:
-    """Retires what nodes had before the directories that they have now, which hold all again."""
+    """Retires what nodes had before the directories that they have now: these hold all again, or the nodes are gone."""
     records = []
     for node_id in node_ids:
         for record in former(image, node_id):

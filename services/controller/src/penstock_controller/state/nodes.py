@@ -23,7 +23,7 @@ from penstock_controller.state.generation import (
     partition_record,
     topic_settings,
 )
-from penstock_controller.state.partitions import Rules, change_partition
+from penstock_controller.state.partitions import Rules, change_partition, without_last_leader
 from penstock_core.config.catalog import topic_config
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
@@ -153,8 +153,14 @@ def register_node(ctx: Context, request: api.RegisterNodeRequest) -> Generated[a
     reply = api.RegisterNodeResponse(
         node_id=node_id, node_epoch=ctx.version, cluster_id=image.cluster_id, version=ctx.version
     )
-    further = None if old is None else _after_return(image, node_id, _lost_by(image, old, request))
     new_directory = old is not None and old.directory_id != request.directory_id
+    lost = None if old is None else _lost_by(image, old, request)
+    gone = {TopicPartition(TopicId(d.topic_id), d.partition) for d in request.gone}
+    further = None
+    if lost is not None:
+        further = _after_return(
+            image, node_id, lost, lambda partition: new_directory or partition.key in gone
+        )
     why = causes.of_registration(node_id, old is not None, new_directory, request)
     records = [pb.MetadataRecord(node=node), *directories.came_with(ctx, node_id, request.directory_id)]
     return Generated(reply, records, further, why)
@@ -228,7 +234,10 @@ def _lost_by(
 
 
 def _after_return(
-    image: MetadataImage, node_id: NodeId, lost: Callable[[TopicImage, PartitionImage], bool]
+    image: MetadataImage,
+    node_id: NodeId,
+    lost: Callable[[TopicImage, PartitionImage], bool],
+    has_nothing: Callable[[PartitionImage], bool],
 ) -> Records:
     """Changes when a new process of a known node registers: fenced, less what it lost."""
 
@@ -236,14 +245,20 @@ def _after_return(
         return other != node_id and is_active(image, other)
 
     def change(topic: TopicImage, partition: PartitionImage, rules: Rules) -> PartitionImage | None:
-        if node_id not in partition.isr and node_id not in partition.elr:
-            return None
-        return change_partition(
-            partition,
-            rules,
-            isr=[n for n in partition.isr if n != node_id],
-            lost=(node_id,) if lost(topic, partition) else (),
-        )
+        new = None
+        if node_id in partition.isr or node_id in partition.elr:
+            new = change_partition(
+                partition,
+                rules,
+                isr=[n for n in partition.isr if n != node_id],
+                lost=(node_id,) if lost(topic, partition) else (),
+            )
+        if not has_nothing(partition):
+            return new
+        emptied = without_last_leader(new or partition, node_id)
+        if emptied is None or new is not None:
+            return emptied or new
+        return replace(emptied, partition_epoch=partition.partition_epoch + 1)
 
     return _changes(image, node_id, active, change)
 

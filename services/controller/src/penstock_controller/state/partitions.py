@@ -12,6 +12,9 @@ Rules:
 - Nobody left in ISR and ELR: the last known leader, once it is active (as Kafka's
   last-known-leader recovery), or with unclean election on any active replica. Its data
   is then the truth, and the partition counts as recovering.
+- Ours: a last known leader that comes back with another directory, or without its log, is none
+  any more where there are other replicas: they would cut what they have down to what it has,
+  nothing mostly (decision 0140).
 - Every change of leader raises the leader epoch, every change the partition epoch.
 - A reassignment (KIP-455) is done as soon as every replica that it aims at is in the ISR:
   those to be removed are then gone from replicas and ISR, in the same change. Until then
@@ -91,6 +94,14 @@ def change_partition(
         return None
     epoch = LeaderEpoch(old.leader_epoch + (leader != old.leader))
     return replace(new, leader_epoch=epoch, partition_epoch=old.partition_epoch + 1)
+
+
+def without_last_leader(state: PartitionImage, node_id: NodeId) -> PartitionImage | None:
+    """The same without the memory that the node led it last. None where that would not elect the node anyway, and where
+    it is the only replica, so that nobody has more."""
+    if state.isr or state.elr or state.leader != NO_NODE or state.last_known_leader != node_id:
+        return None
+    return None if state.replicas == (node_id,) else replace(state, last_known_leader=NO_NODE)
 
 
 def _last_known(old: PartitionImage) -> NodeId:

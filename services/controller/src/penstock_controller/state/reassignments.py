@@ -6,8 +6,8 @@ and join the ISR like any follower; `change_partition` ends the reassignment in 
 change that brings the last wanted replica into the ISR. Nothing is removed before.
 
 A second reassignment of the same partition takes the place of the first: additions that are
-wanted no more are dropped at once, unless nobody else in the ISR could go on; such a one is
-then removed in the end. Cancelling is a reassignment to the replicas of before.
+wanted no more are dropped at once, unless nobody else in the ISR could go on, or nobody is known to have
+anything; such a one is then removed in the end. Cancelling is a reassignment to the replicas of before.
 
 Deviations from Kafka 4.3 (ReplicationControlManager.changePartitionReassignment): dropped
 additions leave at once rather than count as members of before, which a later cancel would
@@ -43,6 +43,9 @@ from penstock_proto.v1 import controller_pb2 as api
 
 def reassign(old: PartitionImage, wanted: Sequence[NodeId], rules: Rules) -> PartitionImage | None:
     """The partition on its way to `wanted` replicas, or there already; None when nothing changes."""
+    if old.unconfirmed:
+        # Who is ahead is told by the nodes' logs, also where unclean elections are allowed: see `recovery`.
+        rules = replace(rules, unclean=False)
     before = [n for n in old.replicas if n not in old.adding_replicas]
     dropped = _droppable(old, wanted, rules)
     removing = tuple(n for n in old.replicas if n not in wanted and n not in dropped)
@@ -68,10 +71,11 @@ def _droppable(old: PartitionImage, wanted: Sequence[NodeId], rules: Rules) -> s
     left = [n for n in old.isr if n not in unwanted]
     if old.leader in unwanted and not any(rules.active(n) for n in left):
         left = []
-    if not left:
-        # They may be the only ones that have everything.
-        unwanted -= {*old.isr, *old.elr}
-    return unwanted
+    if left:
+        return unwanted
+    # They may be the only ones that have everything; where nobody is known to, as after an import, any of them may, and
+    # a node deletes the log of a replica that it has no more.
+    return unwanted.difference(old.isr, old.elr) if old.isr or old.elr else set()
 
 
 def _unknown(_partition: PartitionImage) -> int | None:

@@ -55,11 +55,12 @@ class _Session:
     ended: str | None = None
     """Why it is over before its time, until its process is heard again."""
 
-    def shift(self, by_ms: int) -> None:
-        self.heard_ms += by_ms
-        self.disk_progress_ms += by_ms
+    def shift(self, by_ms: int, now_ms: int) -> None:
+        """Its deadlines move; not those that begin now, for it was heard before the tick that is late."""
+        self.heard_ms = min(self.heard_ms + by_ms, now_ms)
+        self.disk_progress_ms = min(self.disk_progress_ms + by_ms, now_ms)
         if self.active_since_ms is not None:
-            self.active_since_ms += by_ms
+            self.active_since_ms = min(self.active_since_ms + by_ms, now_ms)
 
 
 class Sessions:
@@ -155,7 +156,7 @@ class Sessions:
             late_ms = now_ms - self._last_tick_ms - self._tick_ms
             if late_ms > self._tick_ms:
                 for session in (*self._nodes.values(), *self._gateways.values()):
-                    session.shift(late_ms)
+                    session.shift(late_ms, now_ms)
         self._last_tick_ms = now_ms
         over = []
         for node in image.nodes.values():

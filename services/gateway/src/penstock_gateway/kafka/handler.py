@@ -117,7 +117,7 @@ class GatewayHandler:
     def _client_relay(self, connection: Connection) -> ClientRelay:
         client: ClientRelay | None = connection.state.get(_CLIENT_RELAY)
         if client is None:
-            info = ClientInfo(connection.identity, connection.listener, connection.is_there)
+            info = ClientInfo(connection.identity, connection.listener, connection.is_there, is_moved=True)
             client = connection.state[_CLIENT_RELAY] = self._relay.open(info)
             connection.on_closed(client.close)
         return client

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from penstock_core.errors import PenstockError
+from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.failpoints import hit
-from penstock_core.ids import NodeId
+from penstock_core.ids import NodeId, TopicPartition
 from penstock_core.metadata.image import MetadataImage
 from penstock_frontend.authorizer import Authorizer, Identity
 from penstock_gateway.metrics import GatewayMetrics
 from penstock_gateway.relay.fetch import LeaderChangeHint
+from penstock_gateway.relay.items import Veto
 from penstock_gateway.relay.node_stream import NodeStream
 from penstock_gateway.relay.produce import Produce, UnknownTopicGate
 from penstock_gateway.relay.request import Part, Relayed
@@ -56,6 +57,8 @@ class ClientInfo:
     listener: str
     is_there: Callable[[], bool] = lambda: True
     """Whether the client has not closed its connection, as far as this machine has heard."""
+    is_moved: bool = False
+    """It goes to the gateways that the answer to its next Metadata names; see `GatewayRelay.hands_over`."""
 
 
 class GatewayRelay(Protocol):
@@ -75,11 +78,17 @@ class GatewayRelay(Protocol):
     """Those that the passing of time means something to."""
     leaving_count: int
     """Relays whose client is gone, see `LEAVING_MS`."""
+    hands_over: bool
+    """Clients that can be are to be moved to other gateways."""
     on_stream_lost: Callable[[NodeId], None]
     """Told of a node whose stream broke."""
 
     def note_busy(self, client: ClientRelay) -> None:
         """The passing of time means something to it from now on."""
+
+
+def _elsewhere(_key: TopicPartition, _image: MetadataImage) -> ErrorCode:
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 class ClientRelay:
@@ -112,7 +121,9 @@ class ClientRelay:
         authorizer = self._relay.authorizer
         rights = RequestRights(authorizer, self._client.identity) if authorizer.is_enabled else None
         # Who had better look for the leader again.
-        hint = self._leader_hint if request.leader_change_hint else None
+        hint: Veto | None = self._leader_hint if request.leader_change_hint else None
+        if self._relay.hands_over and self._client.is_moved and request.looks_for_leader:
+            hint = _elsewhere
         flight = request.start(self._relay.metadata.image, hint, rights)
         if request.error_codes:
             self._count_errors(request)

@@ -38,6 +38,7 @@ class Fetch(Relayed[FetchResult]):
 
     operation = Operation.READ
     leader_change_hint = True
+    looks_for_leader = True
 
     def __init__(self, header: RequestHeader, frame: Buffer, finish: Callable[[Outcome], None]) -> None:
         super().__init__(header, frame, finish)

@@ -22,6 +22,7 @@ from penstock_core.limits import FORWARD_CHUNK_BYTES_MAX
 from penstock_proto.fast.forward import InFrame, OutFrame, pack, there_message, unpack
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
+from penstock_runtime.grpc_tools import CHANNEL_CLOSED, was_cut_off
 
 METHOD = "/penstock.v1.Storage/Forward"
 
@@ -92,8 +93,10 @@ class NodeStream:
             await self._send()
         except asyncio.CancelledError:
             if not self._closed and not self._reason:
-                raise
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as e:
+                if not was_cut_off():
+                    raise
+                self._reason = CHANNEL_CLOSED
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as e:
             self._reason = self._reason or _why(e)
         except Exception as e:
             self._on_bug(e)
@@ -144,7 +147,9 @@ class NodeStream:
         except grpc.aio.AioRpcError as e:
             self._reason = self._reason or _why(e)
         except asyncio.CancelledError:
-            return
+            if not was_cut_off():
+                return
+            self._reason = self._reason or CHANNEL_CLOSED
         except (InvariantBroken, MalformedMessage) as e:
             self._reason = str(e)
         except Exception as e:
@@ -166,4 +171,4 @@ class NodeStream:
 def _why(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name}: {error.details() or ''}".strip()[:200]
-    return "already over"
+    return CHANNEL_CLOSED if isinstance(error, grpc.aio.UsageError) else "already over"

@@ -31,13 +31,15 @@ _REASONS: Final = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "no right to write to the topic",
     ErrorCode.NOT_LEADER_OR_FOLLOWER: "no leader took the records: nothing was written",
 }
+UNKNOWN_MAX: Final = 10_000
+"""Partitions of one connection that were not known here whose later batches are looked at: clients make up names."""
 
 
 class UnknownTopicGate:
     """Batches of one client connection whose partition was not known here when they came."""
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
-        self._retry_gate: RetryGate[Named] = RetryGate()
+        self._retry_gate: RetryGate[Named] = RetryGate(UNKNOWN_MAX)
         self._clock_ms = clock_ms
 
     def concerns(self, code: ErrorCode) -> bool:
@@ -62,6 +64,7 @@ class Produce(Relayed[ProduceResult]):
         super().__init__(header, frame, finish)
         self.skim = skim_produce(frame, header)
         self.silent = self.skim.acks == 0
+        self.looks_for_leader = not self.silent
         self.deadline_ms = max(0, self.skim.timeout_ms)
         self.answer_ms = self.deadline_ms + SLACK_MS
         self.unknown_topics: UnknownTopicGate | None = None

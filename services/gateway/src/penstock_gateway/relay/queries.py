@@ -164,6 +164,7 @@ class ListOffsetsQuery(Query):
     offset, [leader epoch]."""
 
     api_key = ApiKey.LIST_OFFSETS
+    looks_for_leader = True
 
     @classmethod
     def layout_of(cls, version: int) -> Layout:

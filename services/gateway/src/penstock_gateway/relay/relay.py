@@ -53,6 +53,9 @@ class Relay:
         """Those that the passing of time means something to: thousands of idle ones cost nothing."""
         self.leaving_count = 0
         """Relays whose client is gone, see `LEAVING_MS`."""
+        self.hands_over = False
+        """This gateway is named no more, and will close: clients of Kafka's protocol are answered as by a node that
+        leads no more, so that they ask for metadata while somebody is here to answer (decision 0151)."""
         self.on_stream_lost: Callable[[NodeId], None] = lambda _: None
         """Told of a node whose stream broke."""
         self._closing: set[asyncio.Task[None]] = set()

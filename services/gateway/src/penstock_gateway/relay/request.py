@@ -98,6 +98,8 @@ class Relayed(ABC, Generic[R]):
     """Told to the node: time that the client gives it; 0 for none."""
     leader_change_hint = False
     """The client is made to look for a leader that has moved, though this gateway knows it."""
+    looks_for_leader = False
+    """A client that is told that somebody else leads asks for metadata, and then again."""
     silent = False
     """The client waits for no answer, and may be gone before the request is."""
 

@@ -23,6 +23,7 @@ of its producer, so it would be written, and clients take R1 for written as soon
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -51,8 +52,11 @@ class _Gate:
 class RetryGate(Generic[K]):
     """The fences of one client connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, fences_max: int = sys.maxsize) -> None:
+        """`fences_max`: of more the oldest go; where clients choose what is named."""
         self._retry_gate: dict[K, _Gate] = {}
+        """Those that expire first come first."""
+        self._fences_max = fences_max
 
     def __bool__(self) -> bool:
         return bool(self._retry_gate)
@@ -65,9 +69,19 @@ class RetryGate(Generic[K]):
         known = fence.awaited if fence is not None and fence.expires_ms > now_ms else []
         awaited = with_failed(known, sequence)
         if fence is None or awaited[0] == sequence:
+            self._retry_gate.pop(key, None)
             self._retry_gate[key] = _Gate(awaited, sequence, now_ms + EXPIRY_MS)
+            self._forget(now_ms)
         else:
             fence.awaited = awaited
+
+    def _forget(self, now_ms: int) -> None:
+        """Let go of fences whose time is over: what they stand before may never come again."""
+        while True:
+            oldest = next(iter(self._retry_gate))
+            if self._retry_gate[oldest].expires_ms > now_ms and len(self._retry_gate) <= self._fences_max:
+                return
+            del self._retry_gate[oldest]
 
     def holds_back(self, key: K, sequence: ProducerSequence | None) -> bool:
         """Whether a batch that came earlier, and is to be routed again, must fail."""

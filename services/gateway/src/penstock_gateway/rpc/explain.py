@@ -67,9 +67,11 @@ class Explainer:
         # What befell its nodes is told where it did not change the partition: then that says it already.
         told = {e.version for e in events if e.subject == f"partition {name}"}
         events = [e for e in events if e.subject in own or e.version not in told]
-        made = next((e.version for e in events if e.event == "topic" and e.change.startswith("created")), 0)
-        events = [e for e in events if e.version >= made]
-        if partition is None:
+        if partition is not None:
+            # Before it was made, another one may have had its name.
+            made = [e.version for e in events if e.event == "topic" and e.change.startswith("created")]
+            events = [e for e in events if e.version >= max(made, default=0)]
+        else:
             # Partitions never get fewer: of a topic that is there, one that is not never was.
             events = [e for e in events if e.subject in own]
             if topic is not None or not events:

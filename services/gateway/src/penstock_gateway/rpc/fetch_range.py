@@ -25,7 +25,7 @@ from penstock_core.security.principal import Identity
 from penstock_proto.fast.fetch_range import scan
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import data_pb2
-from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.grpc_tools import CHANNEL_CLOSED, ChannelPool, was_cut_off
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.security.methods import STORAGE_NODE
 
@@ -170,9 +170,9 @@ class RangeRelay:
                 raise RangeFailed(e.code(), self._reason) from None
         except asyncio.CancelledError:
             # Cancelled by ourselves because the leader moved, or by the client's going away.
-            if not self._moved:
+            if not self._moved and not was_cut_off():
                 raise
-            self._reason = "the leader moved"
+            self._reason = "the leader moved" if self._moved else CHANNEL_CLOSED
         finally:
             self._serving = None
             call.cancel()

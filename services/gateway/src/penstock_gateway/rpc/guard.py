@@ -22,6 +22,7 @@ import grpc.aio
 from penstock_frontend.authorizer import ANONYMOUS, Identity, Operation, ResourceType, client_identity
 from penstock_frontend.sign_in.callers import Caller, CallerDoor, CutOff, NotLetIn
 from penstock_gateway.rpc.describe import peer_host
+from penstock_runtime.security.grpc_tls import RESUMED_AFTER_END, is_resumed_after_end
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any
@@ -187,6 +188,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _admit(self, context: Context) -> Caller:
         host = peer_host(context.peer())
         try:
+            if is_resumed_after_end(context.auth_context(), self._wall_ms() / 1000):
+                raise self._door.turned_away(host, RESUMED_AFTER_END)
             return await self._door.caller(_authorization(context), _certificate(context), host)
         except NotLetIn as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))

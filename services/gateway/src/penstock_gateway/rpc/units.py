@@ -44,6 +44,7 @@ MARGIN_MS: Final = 250
 CREATE_MS: Final = 5_000
 NAME_BYTES_MAX: Final = 200
 """Of a sink and of a query: they are in every stage's record, and the sink in every id."""
+INPUT_BYTES_MAX: Final = 64
 TRIPLES_MAX: Final = 100_000
 EPOCH_MAX: Final = 32_767
 SMALL_NUMBERS: Final = 1_000
@@ -449,6 +450,10 @@ def _check_unit(unit: pb.SinkUnit) -> None:
     _check_name("query", unit.query)
     if unit.epoch < 0:
         raise BadUnit(f"unit {unit.epoch} of sink {unit.sink}: epochs are 0 or more")
+    if len(unit.input) > INPUT_BYTES_MAX:
+        raise BadUnit(
+            f"unit {unit.epoch} of sink {unit.sink}: an input of {len(unit.input)} bytes, the most is {INPUT_BYTES_MAX}"
+        )
 
 
 def _check_triple(sink: str, triple: pb.StageTriple) -> None:

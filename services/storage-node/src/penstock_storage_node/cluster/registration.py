@@ -46,6 +46,8 @@ class Announcement:
     damaged: Sequence[TopicPartition]
     settings: Mapping[str, str] = field(default_factory=dict)
     """Those of the process that clients may see, where they are not the defaults."""
+    missing: Sequence[tuple[str, int]] = ()
+    """(topic, partition) of logs that the last process had and that are gone; their topics' ids say the metadata."""
 
 
 class DirectoryRetired(StartupError):
@@ -164,18 +166,22 @@ class Registration:
         )
         # The roles of the registration's version or later: an older image may name this
         # node as a leader of times before its restart.
-        while not await self._metadata.wait_for_version(response.version, 60_000):
-            self._lifecycle.log.warning("no metadata of the registration yet", version=response.version)
+        await self._have_metadata(response.version)
         self._on_epoch(node_id, response.node_epoch)
+
+    async def _have_metadata(self, version: int) -> None:
+        while not await self._metadata.wait_for_version(version, 60_000):
+            self._lifecycle.log.warning("no metadata of the registration yet", version=version)
 
     async def _ask(self) -> pb.RegisterNodeResponse:
         loop = asyncio.get_running_loop()
         started = loop.time()
         waiting = False
         while True:
+            request = self._request()
             try:
                 response: pb.RegisterNodeResponse = await self._controllers.call(
-                    "RegisterNode", self._request(), timeout_ms=REGISTER_TIMEOUT_MS
+                    "RegisterNode", request, timeout_ms=REGISTER_TIMEOUT_MS
                 )
             except PenstockError as e:
                 if e.code != ErrorCode.REQUEST_TIMED_OUT:
@@ -185,8 +191,10 @@ class Registration:
                 waiting = True
                 continue
             error = response.error
-            if not error.code:
+            if not error.code and await self._has_told_all(request, response.version):
                 return response
+            if not error.code:
+                continue  # nothing was elected meanwhile: a node that registers is fenced
             if response.retired_by_operation:
                 raise DirectoryRetired(response.retired_by_operation, response.version, error.message)
             again = error.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
@@ -194,8 +202,26 @@ class Registration:
                 raise StartupError(f"data directory {self._directory.path} was refused: {error.message}")
             await asyncio.sleep(RETRY_PAUSE_MS / 1000)
 
+    async def _has_told_all(self, request: pb.RegisterNodeRequest, version: int) -> bool:
+        """Whether a request has named all logs that are missing, by their ids as of that version."""
+        if self._registered_before or not self._announcement.missing:
+            return True
+        await self._have_metadata(version)
+        told = {(each.topic_id, each.partition) for each in request.damaged}
+        return all((each.topic_id, each.partition) in told for each in self._gone())
+
+    def _gone(self) -> list[pb.TopicPartitionId]:
+        topic_ids = self._metadata.image.topic_ids
+        return [
+            pb.TopicPartitionId(topic_id=topic_ids[topic], partition=partition)
+            for topic, partition in self._announcement.missing
+            if topic in topic_ids
+        ]
+
     def _request(self) -> pb.RegisterNodeRequest:
         told = self._announcement
+        gone = [] if self._registered_before else self._gone()
+        damaged = [] if self._registered_before else told.damaged
         return pb.RegisterNodeRequest(
             cluster_id=self._directory.cluster_id,
             node_id=self._node_id,
@@ -211,10 +237,12 @@ class Registration:
             ],
             # Registered anew by the same process: nothing was lost in between.
             clean_shutdown=self._directory.was_clean or self._directory.is_new or self._registered_before,
-            damaged=[]
-            if self._registered_before
-            else [pb.TopicPartitionId(topic_id=k.topic_id, partition=k.partition) for k in told.damaged],
+            damaged=[
+                *(pb.TopicPartitionId(topic_id=k.topic_id, partition=k.partition) for k in damaged),
+                *gone,
+            ],
             settings=told.settings,
+            gone=gone,
         )
 
     # -- session ------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Pure. Counted are members (and member ids that were given out), the bytes that members said of themselves and
 were assigned, and groups, all while they are there: each shard counts its own, and is counted no more when it is
 closed. Whose a member is says the request by which it came last: the principal that signed in, else the client's
-address. Those that were read from the log are nobody's until they are heard of; they count for the node alone.
+address (of IPv6 the /64, which has four times as many members and groups). Those that were read from the log are
+nobody's until they are heard of; they count for the node alone.
 
 Kafka has no such bounds but `group.max.size`; who meets one is answered GROUP_MAX_SIZE_REACHED, which every
 client knows, and a member that says too much of itself INVALID_REQUEST.
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
+from penstock_core.security.login_limits import network, shares_of
 from penstock_core.security.principal import ANONYMOUS, Identity, Principal
 from penstock_storage_node.settings import GroupSettings
 
@@ -28,7 +30,12 @@ NOBODYS: Final = ""
 
 def owner_of(who: Identity) -> Owner:
     """Whose a member is that `who` brings."""
-    return who.host if who.principal == ANONYMOUS else who.principal
+    return network(who.host) if who.principal == ANONYMOUS else who.principal
+
+
+def _shares(owner: Owner) -> int:
+    """Of an owner that is a /64 of IPv6: four."""
+    return shares_of(owner) if isinstance(owner, str) else 1
 
 
 def protocols_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
@@ -125,7 +132,7 @@ class NodeHoldings:
         elif owner != NOBODYS:
             held = sum(each.members[owner] for each in self._shards)
             held_bytes = sum(each.bytes[owner] for each in self._shards)
-            if members and held + members > settings.members_per_principal_max:
+            if members and held + members > settings.members_per_principal_max * _shares(owner):
                 refusal = "group_members_per_principal_max"
             elif growth > 0 and held_bytes + growth > settings.memory_bytes_max // PRINCIPAL_SHARE:
                 refusal = "group_memory_max_bytes"
@@ -137,7 +144,9 @@ class NodeHoldings:
         refusal = ""
         if sum(len(each.groups) for each in self._shards) >= settings.groups_max:
             refusal = "groups_max"
-        elif sum(each.made[owner] for each in self._shards) >= settings.groups_per_principal_max:
+        elif sum(each.made[owner] for each in self._shards) >= settings.groups_per_principal_max * _shares(
+            owner
+        ):
             refusal = "groups_per_principal_max"
         return self._admits(owner, refusal)
 

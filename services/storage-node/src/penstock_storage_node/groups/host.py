@@ -113,6 +113,8 @@ class GroupHost(CoordinatorHost[Shard]):
         self._new_uuid = new_uuid
         self.holdings = NodeHoldings(settings, self._refused)
         self._refused_logged_s = -_REFUSED_LOG_INTERVAL_S
+        self._deleted: set[str] = set()
+        """Topics that this process saw deleted, and that are not there again."""
 
     def start(self) -> None:
         """Begin to tick."""
@@ -135,6 +137,9 @@ class GroupHost(CoordinatorHost[Shard]):
     def serve(self, hosted: Hosted[Shard]) -> None:
         """See `CoordinatorHost`."""
         hosted.shard.resume()
+        # One that the metadata do not know and did not delete may be on the nodes still, and be taken again: a log of
+        # offsets may be adopted before the topics that they are of, and after an import they may lack some.
+        hosted.shard.forget_deleted(lambda name: name not in self._deleted)
 
     def on_marker(self, partition: Partition, producer_id: int, offset: int, *, commits: bool) -> None:
         """A marker that the high watermark covers, in a partition that this node leads; in the order of the log."""
@@ -144,7 +149,8 @@ class GroupHost(CoordinatorHost[Shard]):
 
     def take(self, shard: Shard, key: bytes, value: bytes | None, offset: int, batch: BatchInfo) -> None:
         """See `CoordinatorHost`: what a transaction commits waits for its marker."""
-        shard.replay(key, value, offset, batch.producer_id if batch.is_transactional else -1)
+        producer_id = batch.producer_id if batch.is_transactional else -1
+        shard.replay(key, value, offset, producer_id, batch.max_timestamp)
 
     def take_control(self, shard: Shard, data: bytes, batch: BatchInfo) -> None:
         """See `CoordinatorHost`: a marker ends a transaction here too."""
@@ -203,10 +209,11 @@ class GroupHost(CoordinatorHost[Shard]):
             )
 
     def on_metadata(self, old: MetadataImage, new: MetadataImage) -> None:
-        """Offsets of deleted topics go."""
-        if old.topic_ids is new.topic_ids:
-            return
-        gone = frozenset(old.topic_ids.keys() - new.topic_ids.keys())
+        """Offsets of deleted topics go, of those too whose names were given again before this node heard of it."""
+        if old.topic_ids is new.topic_ids or old.version < new.restored_version:
+            return  # what restored metadata lack was not deleted
+        gone = frozenset(name for name, _ in old.topic_ids.items() - new.topic_ids.items())
+        self._deleted = {name for name in self._deleted | gone if name not in new.topic_ids}
         if gone:
             for shard in self.shards():
                 shard.forget_topics(gone)

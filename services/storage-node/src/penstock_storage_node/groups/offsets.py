@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock_core.errors import ErrorCode
+from penstock_core.ids import TopicId
 from penstock_storage_node.groups.holdings import NOBODYS, Owner
 from penstock_storage_node.groups.records import (
     Key,
@@ -40,6 +41,13 @@ from penstock_storage_node.groups.store import (
 MEMBER_EPOCHS_SINCE = 9
 """First version of OffsetCommit and OffsetFetch that knows KIP-848."""
 
+ABORTABLE_SINCE: Final = 4
+"""First version of TxnOffsetCommit that knows TRANSACTION_ABORTABLE."""
+
+TOMBSTONE_BYTES_MAX: Final = 512 * 1024
+"""In one batch, well below `max.message.bytes`."""
+_KEY_BYTES_MAX: Final = 300
+"""Of a tombstone, beside the group's name."""
 BARRIER: Final = Record(offset_key("", "", -1), None)
 """A record that changes nothing: it takes away an offset that there cannot be."""
 
@@ -92,6 +100,14 @@ class OffsetStore:
         self._settings = store.settings
         self._clock_ms = store.clock_ms
         self._wall_ms = store.wall_ms
+        self._topics = store.topics
+        self._topics_read: set[tuple[str, TopicId | None]] = set()
+        """Of the offsets in the log, until the first look at which of them are there."""
+        self._end = 0
+        """No offset that is known here stands at that place of the log, or behind it."""
+        self._to_forget: dict[str, dict[TopicKey, int]] = {}
+        """By group: offsets of deleted topics whose tombstones the log did not take, or that have to wait. With the
+        place in the log from which on an offset is another one."""
 
     # -- commit ---------------------------------------------------------------------------
 
@@ -114,7 +130,11 @@ class OffsetStore:
             if len(metadata) > self._settings.offset_metadata_bytes_max:
                 codes[index] = ErrorCode.OFFSET_METADATA_TOO_LARGE
                 continue
-            value = OffsetValue(item.offset, item.leader_epoch, metadata, now_ms, expire_ms)
+            # A record with an expiry has no place for the topic's id.
+            topic_id = self._topics.topic_id(item.topic) if expire_ms < 0 else None
+            value = OffsetValue(
+                item.offset, item.leader_epoch, metadata, now_ms, expire_ms, topic_id=topic_id
+            )
             values.append(((item.topic, item.partition), value))
             records.append(
                 Record(offset_key(request.group_id, item.topic, item.partition), put_offset(value))
@@ -151,6 +171,11 @@ class OffsetStore:
 
         written: Written | None = None
         written = self.store.write(records, committed)
+        self._note_end(written, records)
+
+    def _note_end(self, written: Written | None, records: Sequence[Record]) -> None:
+        if written is not None:
+            self._end = max(self._end, written.base_offset + len(records))
 
     def _write_in_transaction(
         self,
@@ -168,6 +193,7 @@ class OffsetStore:
                 reply(codes)
 
         written = self.store.write(records, safe, transaction)
+        self._note_end(written, records)
         if written is not None:
             placed = _placed(values, written)
             self._transactional.put(transaction.producer_id, written.begun_at, group_id, placed)
@@ -217,12 +243,24 @@ class OffsetStore:
                 known_since = request.version >= MEMBER_EPOCHS_SINCE and request.transaction is None
                 return None, (ErrorCode.GROUP_ID_NOT_FOUND if known_since else ErrorCode.ILLEGAL_GENERATION)
             if not self.store.node.may_make(request.owner):
-                return None, ErrorCode.GROUP_MAX_SIZE_REACHED
+                return None, self._group_too_many(request)
             return self._make_group(request.group_id, request.owner), ErrorCode.NONE
         who = request.member_id, request.instance_id, request.generation
+
+        def places() -> list[tuple[TopicId | None, int]]:
+            return [(self._topics.topic_id(item.topic), item.partition) for item in request.items]
+
         if request.transaction is not None:
-            return group, group.check_transactional_commit(*who)
-        return group, group.check_commit(*who, request.version)
+            return group, group.check_transactional_commit(*who, places)
+        return group, group.check_commit(*who, request.version, places)
+
+    @staticmethod
+    def _group_too_many(request: CommitRequest) -> ErrorCode:
+        """A producer is told what has it abort its transaction: at other codes it ends, or asks for ever."""
+        if request.transaction is None:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        is_known = request.version >= ABORTABLE_SINCE
+        return ErrorCode.TRANSACTION_ABORTABLE if is_known else ErrorCode.GROUP_AUTHORIZATION_FAILED
 
     # -- fetch ------------------------------------------------------------------------------
 
@@ -237,8 +275,18 @@ class OffsetStore:
                 return error, []
         known = self._offsets.get(group_id, {})
         if keys is None:
-            return ErrorCode.NONE, list(known.items())
-        return ErrorCode.NONE, [(key, known.get(key)) for key in keys]
+            return ErrorCode.NONE, [(key, value) for key, value in known.items() if self._is_of(key, value)]
+        found = ((key, known.get(key)) for key in keys)
+        return ErrorCode.NONE, [
+            (key, None if value is None or not self._is_of(key, value) else value) for key, value in found
+        ]
+
+    def _is_of(self, key: TopicKey, value: OffsetValue) -> bool:
+        """Whether an offset is of the topic that has its name now, as far as its record says."""
+        if value.topic_id is None:
+            return True
+        topic_id = self._topics.topic_id(key[0])
+        return topic_id is None or topic_id == value.topic_id
 
     def fetch_stable(
         self,
@@ -310,13 +358,27 @@ class OffsetStore:
             done(ErrorCode.NONE)
             return
 
+        at_once = tombstones_at_once(group_id)
+        parts = [gone[at : at + at_once] for at in range(0, len(gone), at_once)]
+        left, lost = len(parts), ErrorCode.NONE
+
+        def removed(error: ErrorCode) -> None:
+            nonlocal left, lost
+            left, lost = left - 1, lost or error
+            if not left:
+                done(lost)
+
+        for part in parts:
+            self._remove_part(group_id, part, removed)
+
+    def _remove_part(self, group_id: str, keys: list[TopicKey], done: Callable[[ErrorCode], None]) -> None:
         def removed(error: ErrorCode) -> None:
             if not error and written is not None:
-                self.drop_offsets(group_id, gone, written.base_offset)
+                self.drop_offsets(group_id, keys, written.base_offset)
             done(error)
 
         written: Written | None = None
-        written = self.store.write(offset_tombstones(group_id, gone), removed)
+        written = self.store.write(offset_tombstones(group_id, keys), removed)
 
     def all_offset_keys(self, group_id: str) -> set[TopicKey]:
         """Offsets that are committed or about to be, or may be yet by the end of a transaction."""
@@ -359,10 +421,55 @@ class OffsetStore:
 
     def forget_topics(self, names: frozenset[str]) -> None:
         """Topics were deleted: so are the offsets in them."""
-        for group_id in dict.fromkeys([*self._offsets, *self._transactional.groups()]):
-            gone = sorted(key for key in self.all_offset_keys(group_id) if key[0] in names)
-            if gone:
-                self.remove_offsets(group_id, gone, lambda _: None)
+        for group_id in dict.fromkeys([*self._offsets, *self._pending, *self._transactional.groups()]):
+            self._forget(group_id, [key for key in self.all_offset_keys(group_id) if key[0] in names])
+
+    def forget_deleted(self, is_there: Callable[[str], bool]) -> None:
+        """As `forget_topics`, for those of the log that was read; of topics too whose names others have by now."""
+        read, self._topics_read = self._topics_read, set()
+        gone = frozenset(name for name, _ in read if not is_there(name))
+        if gone:
+            self.forget_topics(gone)
+        ids = {name: self._topics.topic_id(name) for name, _ in read if name not in gone}
+        if all(topic_id in (None, ids.get(name, topic_id)) for name, topic_id in read):
+            return
+        for group_id, known in list(self._offsets.items()):
+            ends = {
+                key: value.record_offset + 1 for key, value in known.items() if not self._is_of(key, value)
+            }
+            # A tombstone would take what an open transaction has for the topic of now.
+            unsettled = ends.keys() & self._transactional.keys(group_id)
+            if unsettled:
+                self._to_forget.setdefault(group_id, {}).update((key, ends[key]) for key in unsettled)
+            self._forget(group_id, [key for key in ends if key not in unsettled])
+
+    def _forget(self, group_id: str, keys: Sequence[TopicKey]) -> None:
+        if not keys:
+            return
+        end = self._end
+
+        def removed(error: ErrorCode) -> None:
+            if error and not self.store.closed:
+                self._to_forget.setdefault(group_id, {}).update(dict.fromkeys(keys, end))
+
+        self.remove_offsets(group_id, sorted(keys), removed)
+
+    def forget_refused(self) -> None:
+        """Once more, for those that could not go at first; but what is committed since then stays."""
+        refused, self._to_forget = self._to_forget, {}
+        for group_id, ends in refused.items():
+            known = self._offsets.get(group_id, {})
+            unsettled = self._pending.get(group_id, {}).keys() | self._transactional.keys(group_id)
+            gone = []
+            for key, end in ends.items():
+                value = known.get(key)
+                if value is not None and value.record_offset >= end:
+                    continue  # this took its place
+                if key in unsettled:
+                    self._to_forget.setdefault(group_id, {})[key] = end
+                elif value is not None:
+                    gone.append(key)
+            self._forget(group_id, gone)
 
     # -- the log -----------------------------------------------------------------------------
 
@@ -374,12 +481,19 @@ class OffsetStore:
             self.drop_offsets(group_id, [place])
             return
         read = read_offset(value)._replace(record_offset=offset)
+        self._topics_read.add((about.topic, read.topic_id))
+        self._end = max(self._end, offset + 1)
         if producer_id < 0:
             self._offsets.setdefault(group_id, {})[place] = read
             return
         begun_at = self._transactional.begun_at(producer_id)
         begun_at = offset if begun_at is None else begun_at
         self._transactional.put(producer_id, begun_at, group_id, [(place, read)])
+
+
+def tombstones_at_once(group_id: str) -> int:
+    """How many of a group go into one batch: a group may have more than a batch holds, and grew by many."""
+    return max(1, TOMBSTONE_BYTES_MAX // (len(group_id.encode()) + _KEY_BYTES_MAX))
 
 
 def _placed(

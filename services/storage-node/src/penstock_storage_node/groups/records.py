@@ -1,8 +1,8 @@
 """Records of `__consumer_offsets`, byte for byte as Kafka's coordinator writes them.
 
-Keys and values begin with an int16: for keys it says the kind, for values the version. Written are
-the versions that every Kafka from 2.1 on reads: OffsetCommit key 1 and value 3, GroupMetadata key 2
-and value 3; read are all that Kafka ever wrote (values 0-4). Kinds that are unknown here (share and
+Keys and values begin with an int16: for keys it says the kind, for values the version. Written are what Kafka
+4.3 writes: OffsetCommit key 1 and value 4, which has the topic's id (1 where it expires, 3 where the id is not known),
+GroupMetadata key 2 and value 3; read are all that Kafka ever wrote (values 0-4). Kinds that are unknown here (share and
 streams groups) decode to None and are left alone.
 
 Source: Kafka's schemas OffsetCommitKey/Value, GroupMetadataKey/Value, ConsumerGroup*Key/Value
@@ -20,6 +20,7 @@ from penstock_kafka.wire.primitives import (
     INT16,
     INT32,
     INT64,
+    UUID_BYTES,
     Malformed,
     Reader,
     put_count,
@@ -38,11 +39,16 @@ CURRENT_MEMBER: Final = 8
 _VALUE_VERSION_MAX: Final = 4
 _FLEXIBLE_SINCE: Final = 4
 _WRITTEN_VERSION: Final = 3
+_TOPIC_ID_TAG: Final = b"\x01\x00\x10"
+"""One tagged field, number 0, of 16 bytes."""
+
+_NO_TOPIC_ID: Final = TopicId(bytes(UUID_BYTES))
 
 TopicKey = tuple[str, int]
 """Topic name and partition."""
 Assignment = dict[TopicId, tuple[int, ...]]
 """Partitions by topic id."""
+_UNKNOWN: Final[Assignment] = {}
 
 
 class Record(NamedTuple):
@@ -72,6 +78,8 @@ class OffsetValue(NamedTuple):
     expire_ms: int = -1
     record_offset: int = -1
     """Where its record stands in the partition; not a part of the record."""
+    topic_id: TopicId | None = None
+    """Of which topic it is: another one may have the name by now. None where the record does not say."""
 
 
 class MemberValue(NamedTuple):
@@ -121,6 +129,9 @@ class CurrentValue(NamedTuple):
     state: int
     assigned: Assignment
     revoking: Assignment
+    assigned_since: Assignment = _UNKNOWN
+    """In which epoch each of these was assigned, in their order; a topic is left out where that is not known."""
+    revoking_since: Assignment = _UNKNOWN
 
 
 # -- keys -------------------------------------------------------------------------
@@ -166,7 +177,20 @@ def read_key(data: bytes) -> Key | None:
 
 
 def put_offset(value: OffsetValue) -> bytes:
-    """The value of an offset; with an expiry (OffsetCommit requests 2-4) in version 1, as Kafka does."""
+    """The value of an offset; with an expiry (OffsetCommit requests 2-4) in version 1, as Kafka does, where topic ids
+    have no place."""
+    if value.topic_id is not None and value.expire_ms < 0:
+        return b"".join(
+            (
+                INT16.pack(_FLEXIBLE_SINCE),
+                INT64.pack(value.offset),
+                INT32.pack(value.leader_epoch),
+                put_string(value.metadata, True),
+                INT64.pack(value.commit_ms),
+                _TOPIC_ID_TAG,
+                value.topic_id,
+            )
+        )
     text = put_string(value.metadata, False)
     if value.expire_ms >= 0:
         return b"".join(
@@ -204,7 +228,18 @@ def read_offset(data: bytes) -> OffsetValue:
     metadata = reader.string()
     commit_ms = reader.int64()
     expire_ms = reader.int64() if version == 1 else -1
-    return OffsetValue(offset, leader_epoch, metadata, commit_ms, expire_ms)
+    topic_id = _read_topic_id(reader) if version >= _FLEXIBLE_SINCE else None
+    return OffsetValue(offset, leader_epoch, metadata, commit_ms, expire_ms, topic_id=topic_id)
+
+
+def _read_topic_id(reader: Reader) -> TopicId | None:
+    found = None
+    for _ in range(reader.uvarint()):
+        tag, size = reader.uvarint(), reader.uvarint()
+        start = reader.take(size)
+        if tag == 0 and size == UUID_BYTES:
+            found = TopicId(bytes(reader.view[start : start + size]))
+    return None if found == _NO_TOPIC_ID else found
 
 
 def put_group(value: GroupValue) -> bytes:
@@ -352,6 +387,38 @@ def _read_assignment(reader: Reader) -> Assignment:
     return assignment
 
 
+def _put_owned(assignment: Assignment, since: Assignment) -> bytes:
+    """As `_put_assignment`, with the epochs of KIP-1251 in a tagged field."""
+    out = [put_count(len(assignment), True)]
+    for topic_id in sorted(assignment):
+        partitions, epochs = assignment[topic_id], since.get(topic_id)
+        out += (topic_id, put_count(len(partitions), True), *(INT32.pack(p) for p in partitions))
+        if epochs is None:
+            out.append(b"\x00")
+        else:
+            body = put_count(len(epochs), True) + b"".join(INT32.pack(epoch) for epoch in epochs)
+            out += (b"\x01\x00", uvarint(len(body)), body)
+    return b"".join(out)
+
+
+def _read_owned(reader: Reader) -> tuple[Assignment, Assignment]:
+    assignment: Assignment = {}
+    since: Assignment = {}
+    for _ in range(reader.array(18)):
+        topic_id = reader.uuid()
+        assignment[topic_id] = partitions = tuple(reader.int32() for _ in range(reader.array(4)))
+        since.pop(topic_id, None)
+        for _ in range(reader.uvarint()):
+            tag, size = reader.uvarint(), reader.uvarint()
+            start = reader.take(size)
+            if tag == 0:
+                inner = Reader(reader.view[start : start + size], 0, True)
+                epochs = tuple(inner.int32() for _ in range(inner.nullable_array(4) or 0))
+                if len(epochs) == len(partitions):
+                    since[topic_id] = epochs
+    return assignment, since
+
+
 def put_target(assignment: Assignment) -> bytes:
     """Value of TARGET_MEMBER."""
     return _ZERO + _put_assignment(assignment) + b"\x00"
@@ -370,8 +437,8 @@ def put_current(value: CurrentValue) -> bytes:
             INT32.pack(value.epoch),
             INT32.pack(value.previous_epoch),
             INT8.pack(value.state),
-            _put_assignment(value.assigned),
-            _put_assignment(value.revoking),
+            _put_owned(value.assigned, value.assigned_since),
+            _put_owned(value.revoking, value.revoking_since),
             b"\x00",
         )
     )
@@ -380,9 +447,10 @@ def put_current(value: CurrentValue) -> bytes:
 def read_current(data: bytes) -> CurrentValue:
     """Raises Malformed."""
     reader = Reader(data, INT16.size, True)
-    return CurrentValue(
-        reader.int32(), reader.int32(), reader.int8(), _read_assignment(reader), _read_assignment(reader)
-    )
+    epoch, previous_epoch, state = reader.int32(), reader.int32(), reader.int8()
+    assigned, assigned_since = _read_owned(reader)
+    revoking, revoking_since = _read_owned(reader)
+    return CurrentValue(epoch, previous_epoch, state, assigned, revoking, assigned_since, revoking_since)
 
 
 # -- the consumer's embedded protocol --------------------------------------------------------

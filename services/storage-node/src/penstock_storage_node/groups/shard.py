@@ -43,6 +43,7 @@ from penstock_storage_node.groups.offsets import (
     Found,
     OffsetStore,
     StableReply,
+    tombstones_at_once,
 )
 from penstock_storage_node.groups.records import OffsetValue, TopicKey
 from penstock_storage_node.groups.store import (
@@ -304,6 +305,11 @@ class Shard:
         """Topics were deleted: so are the offsets in them."""
         self._offsets.forget_topics(names)
 
+    def forget_deleted(self, is_there: Callable[[str], bool]) -> None:
+        """Once, after `resume`: offsets go whose topics were deleted while this log was read, or nobody led it, though
+        others may have their names by now."""
+        self._offsets.forget_deleted(is_there)
+
     # -- groups as a whole -----------------------------------------------------------------------
 
     def delete_group(self, group_id: str, reply: Callable[[ErrorCode], None]) -> None:
@@ -321,6 +327,9 @@ class Shard:
     def _remove_group(self, group: Group, done: Callable[[ErrorCode], None]) -> None:
         name = group.group_id
         keys = sorted(self._offsets.all_offset_keys(name))
+        if len(keys) > tombstones_at_once(name):
+            self._offsets.remove_offsets(name, keys, lambda error: self._remove_emptied(group, error, done))
+            return
         tombstones = rec.offset_tombstones(name, keys) + self._protocols[type(group)].tombstones(group)
 
         def removed(error: ErrorCode) -> None:
@@ -335,6 +344,17 @@ class Shard:
             group.bury()
             del self._groups[name]
             self._store.holdings.forget(name)
+
+    def _remove_emptied(self, group: Group, lost: ErrorCode, done: Callable[[ErrorCode], None]) -> None:
+        """Its offsets went first, in more batches than one. Who has come since then begins with none, and what was
+        committed since then stays, as in a group that was deleted and made anew."""
+        name = group.group_id
+        if lost or self.closed:
+            done(lost or ErrorCode.NOT_COORDINATOR)
+        elif self._groups.get(name) is group and group.is_empty and not self._offsets.all_offset_keys(name):
+            self._remove_group(group, done)
+        else:
+            done(ErrorCode.NONE)
 
     def list_groups(self, states: Sequence[str] = (), kinds: Sequence[str] = ()) -> list[GroupView]:
         """Groups in one of `states` and of one of `kinds`, in any case; () for all."""
@@ -394,6 +414,8 @@ class Shard:
     def expire(self, after: str = "") -> str:
         """Let go of what is too old, in groups that sort after `after`; where to go on, "" at the end."""
         offsets = self._offsets
+        if not after:
+            offsets.forget_refused()
         names = sorted(name for name in self._groups.keys() | self._store.offsets.keys() if name > after)
         now_ms = self._store.wall_ms()
         for name in names[:EXPIRY_GROUPS_MAX]:
@@ -408,9 +430,11 @@ class Shard:
 
     # -- the log --------------------------------------------------------------------------------------
 
-    def replay(self, key: bytes, value: bytes | None, offset: int = -1, producer_id: int = -1) -> None:
-        """Take in one record, in the order of the log; `producer_id` if its batch is a transaction's. Raises Malformed
-        for damage."""
+    def replay(
+        self, key: bytes, value: bytes | None, offset: int = -1, producer_id: int = -1, at_ms: int = -1
+    ) -> None:
+        """Take in one record, in the order of the log; `producer_id` if its batch is a transaction's, `at_ms` when it
+        was written, since 1970. Raises Malformed for damage."""
         about = rec.read_key(key)
         if about is None:
             return
@@ -419,7 +443,7 @@ class Shard:
         elif about.kind == rec.GROUP_METADATA:
             self._classic.replay(about, value)
         else:
-            self._consumer.replay(about, value)
+            self._consumer.replay(about, value, at_ms)
 
     def replay_marker(self, producer_id: int, offset: int, *, commits: bool) -> None:
         """Take in the marker of a producer's transaction, in the order of the log."""

@@ -12,7 +12,7 @@ one kind knows stays with the protocol that runs it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from penstock_core.errors import ErrorCode, InvariantBroken, PenstockError
@@ -32,6 +32,8 @@ GROUP_ID_BYTES_MAX: Final = 16_384
 Done = Callable[[ErrorCode], None]
 Session = tuple[Timer, int]
 """A member's deadline, and how far from now its next sign of life puts it, in ms."""
+PlacesOf = Callable[[], Iterable[tuple[TopicId | None, int]]]
+"""Partitions by topic id, None for a topic that is not there; made where they are looked at."""
 
 
 class Group(Protocol):
@@ -85,12 +87,12 @@ class Group(Protocol):
         """Whether its members read `topic`."""
 
     def check_commit(
-        self, member_id: str, instance_id: str | None, generation: int, version: int
+        self, member_id: str, instance_id: str | None, generation: int, version: int, places: PlacesOf
     ) -> ErrorCode:
-        """Whether that member may commit offsets with a request of that version."""
+        """Whether that member may commit offsets of `places` with a request of that version."""
 
     def check_transactional_commit(
-        self, member_id: str, instance_id: str | None, generation: int
+        self, member_id: str, instance_id: str | None, generation: int, places: PlacesOf
     ) -> ErrorCode:
         """Whether that member may commit offsets in a transaction. Who says nothing of itself may always: old
         requests cannot, and the transaction has fences of its own."""

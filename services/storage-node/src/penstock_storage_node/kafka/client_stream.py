@@ -3,8 +3,9 @@
 What a client has asked and no longer waits for must not be begun when its turn comes: it may have asked again by
 another connection, and the late request would decide about what it does now: an EndTxn that a hiccup held back ends the
 next transaction of its epoch. So what is held dies with its stream, and where the requests of somebody begin to come by
-another stream than before, that stream's client is first asked whether it is still there (`LateRequests`). What remains
-is a request whose connection's end is still under way.
+another stream than before, or by the first that is known here, that stream's client is first asked whether it is still
+there (`LateRequests`): a coordinator that has just begun does not know by which one its predecessor was asked last.
+What remains is a request whose connection's end is still under way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import count
 from typing import Final
 
 REMEMBERED_MAX: Final = 100_000
-"""Of whom it is known by which stream they came last; who is forgotten is not asked."""
+"""Of whom it is known by which stream they came last; who is forgotten is asked once more than need be."""
 _NUMBERS = count(1)
 
 
@@ -87,10 +88,8 @@ class LateRequests:
         if stream is None:
             run()
             return
-        last = self._last.get(asker)
-        stream.when_there(
-            lambda: self._run(asker, stream, run), surely=last is not None and last != stream.number
-        )
+        is_another = self._last.get(asker) != stream.number
+        stream.when_there(lambda: self._run(asker, stream, run), surely=is_another)
 
     def _run(self, asker: Hashable, stream: ClientStream, run: Callable[[], None]) -> None:
         last = self._last

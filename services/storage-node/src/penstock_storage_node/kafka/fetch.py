@@ -2,8 +2,8 @@
 
 Rules (KIP-74, ReplicaManager.fetchMessages): partitions are served in the order of the request;
 the first that has anything gives at least one whole batch, whatever the limits; a request waits
-up to max_wait_ms for min_bytes, but not when a partition has an error to tell. Sessions
-(KIP-227) are declined. A consumer that says its rack may be sent to a nearer replica (`preferred`,
+up to max_wait_ms for min_bytes, or for as much as its limits let it have, but not when a partition has an error to
+tell. Sessions (KIP-227) are declined. A consumer that says its rack may be sent to a nearer replica (`preferred`,
 KIP-392). Waiting costs nothing: a rise of the high watermark wakes the request. Who reads committed records alone
 gets what lies below the last stable offset, and the aborted transactions of what it gets (KIP-98): it leaves their
 batches out itself. That offset rises with the high watermark only.
@@ -114,11 +114,15 @@ class _Look:
         self._rack = request.rack_id if caller.listener else ""
         self._is_redirected = False
         self._isolation_level = request.isolation_level
-        self._budget = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
+        self._bytes_max = self._budget = min(max(request.max_bytes, 0), RESPONSE_BYTES_MAX)
         self._results: list[FetchResult] = []
         self._seen: list[tuple[Partition, Leadership | None, int]] = []
         """Those partitions, who led, and the end of what this reader may see."""
         self._size_bytes = 0
+        self._ready_bytes = 0
+        """As much as that, or up to a limit that kept more back: whole batches seldom fill one."""
+        self._limits = (0, 0)
+        """Of what is being read: most bytes, and the end of what this reader may see."""
         self._sent: list[tuple[Partition, int]] = []
         self._has_error = False
         self._next = 0
@@ -192,6 +196,7 @@ class _Look:
         limit = min(item.max_bytes, self._budget)
         if offset >= upper_offset or (limit <= 0 and self._size_bytes):
             return
+        self._limits = max(limit, 0), upper_offset
         found = partition.read(offset, max(limit, 0), upper_offset, min_one=not self._size_bytes)
         if isinstance(found, ReadJob):
             self._job = (found, partition, result)
@@ -227,6 +232,9 @@ class _Look:
         result.records = data.buffers
         self._size_bytes += data.size_bytes
         self._budget -= data.size_bytes
+        limit, upper_offset = self._limits
+        cut_off = data.size_bytes and data.next_offset < upper_offset
+        self._ready_bytes += max(data.size_bytes, limit) if cut_off else data.size_bytes
         if self._isolation_level == READ_COMMITTED:
             aborted = partition.log.aborted_between(data.base_offset, data.next_offset)
             if isinstance(aborted, AbortedJob):
@@ -248,7 +256,7 @@ class _Look:
     def satisfied(self, request: FetchRequest) -> bool:
         """Whether to answer now; the time aside."""
         return (
-            self._size_bytes >= max(request.min_bytes, 0)
+            self._ready_bytes >= min(max(request.min_bytes, 0), self._bytes_max)
             or self._has_error
             or self._is_redirected
             or request.max_wait_ms <= 0

@@ -24,6 +24,7 @@ from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer, Malformed
+from penstock_storage_node.groups.classic.group import JoinResult, SyncResult
 from penstock_storage_node.groups.consumer.group import ConsumerGroup
 from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights
 from penstock_storage_node.groups.host import GroupHost
@@ -189,8 +190,18 @@ class GroupHandler:
             owner=caller.owner,
         )
         later = DeferredReply()
-        shard.join(join, lambda result: later.give(encode_join(header, result)))
+
+        def joined(result: JoinResult) -> None:
+            if not self._may_read_yet(caller, request.group_id):
+                result = JoinResult(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+            later.give(encode_join(header, result))
+
+        shard.join(join, joined)
         return later.result()
+
+    def _may_read_yet(self, caller: RequestContext, group_id: str) -> bool:
+        """Whether who has waited for others may still have what is told: a rebalance takes minutes."""
+        return self._rights.may(caller, Operation.READ, ResourceType.GROUP, group_id)
 
     def _sync(self, caller: RequestContext, header: RequestHeader, request: Any, frame: Buffer) -> Answer:
         shard = self._member_shard(caller, request.group_id, ErrorCode.INVALID_GROUP_ID)
@@ -204,7 +215,13 @@ class GroupHandler:
             [(a.member_id, a.assignment) for a in request.assignments or ()],
         )
         later = DeferredReply()
-        shard.sync(sync, lambda result: later.give(encode_sync(header, result)))
+
+        def synced(result: SyncResult) -> None:
+            if not self._may_read_yet(caller, request.group_id):
+                result = SyncResult(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+            later.give(encode_sync(header, result))
+
+        shard.sync(sync, synced)
         return later.result()
 
     def _heartbeat(self, caller: RequestContext, header: RequestHeader, frame: Buffer) -> Answer:
@@ -280,14 +297,15 @@ class GroupHandler:
                 continue
             wanted = request.include_authorized_operations
             operations = self._operations(caller, group_id) if wanted else _NO_OPERATIONS
-            groups.append(encode_described(header, group, operations))
+            groups.append(encode_described(header, group, operations, self._host.topics.topic_name))
         return [codec.respond(header, groups=tuple(groups))]
 
     def _may_see_topics_of(self, caller: RequestContext, group: ConsumerGroup) -> bool:
         """Whether the caller may describe every topic that a member of the group has or is to have."""
         if not self._rights.is_enabled:
             return True
-        parts = chain(*(m.assigned for m in group.members.values()), *group.targets.values())
+        owned = (m.assigned | m.revoking for m in group.members.values())
+        parts = chain(*owned, *group.targets.values())
         names = {topic_id: name for name, (topic_id, _) in group.topics.items()}
         held = {names.get(topic_id) or self._host.topics.topic_name(topic_id) for topic_id, _ in parts}
         # Each is asked for, that each denial is told. A topic that is gone has no name to tell.

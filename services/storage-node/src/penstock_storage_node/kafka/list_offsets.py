@@ -47,6 +47,10 @@ _SINCE_VERSION = {
     EARLIEST_PENDING_UPLOAD: 11,
 }
 
+_NOT_AVAILABLE_SINCE: Final = 5
+"""Older versions do not know OFFSET_NOT_AVAILABLE; clients ask again at LEADER_NOT_AVAILABLE (Kafka:
+ReplicaManager.fetchOffset)."""
+
 _DENIED: Final = PenstockError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "no right to describe the topic")
 _Found = tuple[int, int, int]
 """Timestamp, offset, leader epoch."""
@@ -87,6 +91,8 @@ class ListOffsetsHandler:
                     found = await self._find(partition, leadership, p.timestamp, deadline_s, isolation_level)
                 except PenstockError as e:
                     error = e.code
+                    if error is ErrorCode.OFFSET_NOT_AVAILABLE and header.api_version < _NOT_AVAILABLE_SINCE:
+                        error = ErrorCode.LEADER_NOT_AVAILABLE
                     caller.note(error)
                 items.append(
                     codec.build(

@@ -6,7 +6,7 @@ replica knows to be committed. Of a rack that is a path (`zone-a/host-3`) client
 alone. Never behind a gateway: a proxy's client cannot choose a node
 (rule "A connection names no node"), and a relayed request has no listener.
 
-A replica is named only where the client can reach it (it has a listener of the same name), it is
+A replica is named only where the client can reach it (it has a listener of the same name and security), it is
 live, and it holds the offset asked for. Of several the one that is furthest along.
 
 Source: ReplicaManager.findPreferredReadReplica and RackAwareReplicaSelector of Apache Kafka 4.3.
@@ -18,6 +18,7 @@ from typing import Final
 
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import NodeId
+from penstock_core.metadata.image import NodeImage
 from penstock_core.racks import client_rack
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replica.registry import PartitionRegistry
@@ -47,13 +48,20 @@ def preferred_replica(
             node is not None
             and client_rack(node.rack) == near
             and node.active
-            and listener in node.listeners
+            and _is_named(node, listener, me)
             and follower.node_id in leadership.isr
             and follower.log_start_offset <= offset <= follower.end_offset
             and (follower.end_offset, -follower.node_id) > (best_end, -best)
         ):
             best, best_end = NodeId(follower.node_id), follower.end_offset
     return best
+
+
+def _is_named(node: NodeImage, listener: str, me: NodeImage) -> bool:
+    """Whether this node's Metadata names that one to its clients (`DirectAddresses`): sent to one that they do not
+    know, they come back here, again and again."""
+    there, here = node.listeners.get(listener), me.listeners.get(listener)
+    return there is not None and here is not None and there.security == here.security
 
 
 def check_follower(partition: Partition, current_leader_epoch: int) -> None:

@@ -55,7 +55,7 @@ class RequestContext:
         """Set when something was appended whose answer waits for all acks."""
         self.begun_s = 0.0
         """When it came, by the node's clock; 0: when it is handled."""
-        self.errors: tuple[int, ...] = ()
+        self.errors: list[int] = []
         """Kafka's codes that its items are answered with, for counting."""
         self.handled_s = 0.0
         """When its handler began."""
@@ -79,7 +79,7 @@ class RequestContext:
 
     def note(self, code: int) -> None:
         """Take note of an error that is answered."""
-        self.errors += (code,)
+        self.errors.append(code)  # of a request for 100,000 partitions each may fail
         if code in ROUTING_ERRORS:
             self.concerns_router = True
 

@@ -14,7 +14,8 @@ several threads, and what `offsets` does.
 
 What an unclean stop may have cost, the controllers must hear, who would else let this node
 lead what it lost. The disk shows it (no clean-shutdown file, a log that ends below its
-recovery point), and goes on showing it until they know: see `reported`.
+recovery point, or one with a recovery point that is not there), and goes on showing it until
+they know: see `reported`.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class DirectoryPorts:
     new_uuid: Callable[[], uuid.UUID] = uuid.uuid4
     """For the directory's id, and for names that are in nobody's way."""
     log_class: type[PartitionLog] = PartitionLog
+    steady_ms: Callable[[], int] | None = None
+    """A clock that nobody sets; None where the wall clock is such a one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,9 @@ class LogDirectory:
         """The operation that removed its node; 0 of a directory that is in use."""
         self.leftovers: list[str] = []
         """Directories of deleted logs that the last process didn't get round to removing."""
+        self.missing: list[PartitionKey] = []
+        """Something of theirs was flushed once, and `scan` has found no log of theirs that can be used. None once the
+        controllers know."""
         self.was_clean = False
         self._fs = ports.fs
         self._root = str(path)
@@ -316,7 +322,7 @@ class LogDirectory:
     # ------------------------------------------------------------------ partitions
 
     def scan(self) -> list[PartitionDirectory]:
-        """The partitions found. Unreadable ones are set aside, deleted ones go to `leftovers`."""
+        """The partitions found. Unreadable ones are set aside, deleted ones go to `leftovers`; see `missing` too."""
         found: list[PartitionDirectory] = []
         for name in self._fs.list_directory(self._root):
             path = f"{self._root}/{name}"
@@ -335,6 +341,8 @@ class LogDirectory:
             partition = self._read_partition(match[1], int(match[2]), path)
             if partition is not None:
                 found.append(partition)
+        there = {(each.topic, each.partition) for each in found}
+        self.missing = [key for key in self.offsets.flushed() if key not in there]
         return found
 
     def remove_leftovers(self) -> None:
@@ -358,7 +366,7 @@ class LogDirectory:
         return PartitionDirectory(LogIdentity(topic, partition, topic_id), Path(path), checkpointed)
 
     def _ports(self, key: PartitionKey) -> LogPorts:
-        return LogPorts(self._fs, self.ports.clock_ms, self.offsets.port(key))
+        return LogPorts(self._fs, self.ports.clock_ms, self.offsets.port(key), self.ports.steady_ms)
 
     def open_log(self, found: PartitionDirectory, settings: TopicConfig) -> PartitionLog:
         """Open a partition that `scan` found. Raises PenstockError(KAFKA_STORAGE_ERROR)."""
@@ -392,6 +400,10 @@ class LogDirectory:
         for key, end in self._ends_of_damaged.items():
             self.offsets.lower(key, end)
         self._ends_of_damaged.clear()
+        # Once: a log that was made since has rows of its own by then.
+        missing, self.missing = self.missing, []
+        for key in missing:
+            self.offsets.lower(key, 0)
 
     def create_log(
         self, topic: str, partition: int, topic_id: TopicId, settings: TopicConfig
@@ -403,7 +415,10 @@ class LogDirectory:
         if fs.exists(path):
             old = self._read_partition(topic, partition, path)
             if old is not None and old.topic_id == topic_id:
-                return self.open_log(old, settings)
+                # How the last process stopped says nothing of it: it was not in its place then, or was left half-way
+                # by this one.
+                unknown = replace(old.checkpointed, is_clean=False)
+                return self.open_log(replace(old, checkpointed=unknown), settings)
             if old is not None:
                 self.set_aside(old, "another topic id")
         self.offsets.forget(key)

@@ -7,7 +7,8 @@ Rules
   * Files are opened read-write and without O_APPEND: positions are always given.
   * `OpenFiles` keeps at most `open_files_max` descriptors, the least recently used go
     first. A file in use is pinned, so its descriptor can't be closed (and its number
-    reused) under a pool thread.
+    reused) under a pool thread. Where the process has no descriptor left, for clients have them, those that
+    nobody uses are given back: a disk must not count as failed for want of one.
   * What makes a file reachable (create, rename, unlink) is durable only after
     `sync_directory` on its folder.
 
@@ -27,13 +28,16 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from penstock_core.failpoints import hit
 from penstock_kafka.records.batch import Buffer
 from penstock_storage_node.log.aborted_index import AbortedRows
 from penstock_storage_node.log.index import IndexHeads
+
+T = TypeVar("T")
 
 IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 """Buffers per pwritev; Linux takes 1024."""
@@ -42,6 +46,7 @@ OPEN_FILES_MAX = 1024
 """Data files that one process keeps open when nothing else is said."""
 
 _OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _FLOCK = "@hhqqi4x"
 """struct flock of Linux: type, whence, start, length, process."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -128,6 +133,16 @@ class OpenFiles:
         for path in list(self._files):
             self.forget(path)
 
+    def give_back(self) -> bool:
+        """Close the file that was used least recently; False when all are in use."""
+        with self._lock:
+            idle = next((path for path, file in self._files.items() if file.pins == 0), None)
+            if idle is None:
+                return False
+            fd = self._files.pop(idle).fd
+        self._fs.close(fd)
+        return True
+
     def _overdue(self) -> list[int]:
         """Descriptors to close, taken out of the cache. The lock is held."""
         closing: list[int] = []
@@ -150,15 +165,27 @@ class FileSystem:
         self.index_heads = IndexHeads()
         self.aborted_rows = AbortedRows()
 
+    def _with_descriptor(self, call: Callable[[], T]) -> T:
+        """`call` needs a descriptor that may have to be made room for."""
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTORS or not self.files.give_back():
+                    raise
+
+    def _descriptor(self, path: str, flags: int, mode: int = 0) -> int:
+        return self._with_descriptor(lambda: os.open(path, flags, mode))
+
     # --- files
 
     def open(self, path: str) -> int:
         """Descriptor of an existing file."""
-        return os.open(path, _OPEN_FLAGS)
+        return self._descriptor(path, _OPEN_FLAGS)
 
     def create(self, path: str) -> int:
         """Descriptor of a new, empty file; what stood there is emptied."""
-        return os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_TRUNC, 0o640)
+        return self._descriptor(path, _OPEN_FLAGS | os.O_CREAT | os.O_TRUNC, 0o640)
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -194,7 +221,7 @@ class FileSystem:
 
     def open_directory(self, path: str) -> int:
         """Descriptor of a directory, for `sync_filesystem`."""
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def room(self, path: str) -> tuple[int, int]:
         """(bytes, free bytes) of the filesystem that a directory is on; what is kept for root is not free."""
@@ -227,7 +254,7 @@ class FileSystem:
         return os.path.isdir(path)  # noqa: PTH112 - strings all the way: this is called for thousands
 
     def list_directory(self, path: str) -> list[str]:
-        return sorted(os.listdir(path))  # noqa: PTH208
+        return sorted(self._with_descriptor(lambda: os.listdir(path)))  # noqa: PTH208
 
     def make_directory(self, path: str) -> None:
         Path(path).mkdir(mode=0o750)
@@ -243,7 +270,7 @@ class FileSystem:
         Path(path).unlink()
 
     def sync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self._descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

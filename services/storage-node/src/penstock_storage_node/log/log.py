@@ -86,6 +86,7 @@ class PartitionLog:
             recovered,
             heads=ports.fs.index_heads,
             clock_ms=ports.clock_ms,
+            idle_clock_ms=ports.idle_clock_ms,
         )
         self._writer = LogWriter(self._data, ports, is_marked=recovered.is_marked)
         self._reader = LogReader(self._data, ports.fs)
@@ -103,8 +104,8 @@ class PartitionLog:
         checkpointed: Checkpointed,
     ) -> PartitionLog:
         """Open what is on disk, repairing it as needed (pool). Raises PenstockError or OSError."""
-        now_ms = ports.clock_ms()
-        recovered = recovery.recover(ports.fs, str(directory), settings, checkpointed, now_ms=now_ms)
+        clocks_ms = ports.clock_ms(), ports.idle_clock_ms()
+        recovered = recovery.recover(ports.fs, str(directory), settings, checkpointed, *clocks_ms)
         return cls(ports, str(directory), settings, identity, recovered)
 
     @classmethod
@@ -421,7 +422,7 @@ class PartitionLog:
         self, high_watermark: int, now_ms: int, producer_idle_max_ms: int = PRODUCER_IDLE_MAX_MS
     ) -> Callable[[], None] | None:
         """Let go of segments that retention or `raise_log_start` has passed; only below the high watermark. And of
-        producers that have been idle for that long.
+        producers that have been idle for that long, by the clock that nobody sets.
 
         What it returns runs in the pool, while nobody cuts the log or swaps files: it renames and
         unlinks, what an earlier removal left over included, or reads what is needed to decide next
@@ -430,7 +431,7 @@ class PartitionLog:
         data = self._data
         if data.state not in (LogState.OK, LogState.FULL):
             return None
-        data.producers.expire(now_ms, producer_idle_max_ms)
+        data.producers.expire(data.idle_clock_ms(), producer_idle_max_ms)
         segments = data.segments
         verdict = retention.decide(segments, data.settings, high_watermark, data.start, now_ms)
         if verdict.roll_active and data.end == data.written and data.state is LogState.OK:

@@ -101,6 +101,10 @@ class OffsetFiles:
             is_clean=is_clean,
         )
 
+    def flushed(self) -> list[PartitionKey]:
+        """Partitions of which something was flushed, as far as is noted (never blocks)."""
+        return [key for key, offset in list(self._recovery_points.items()) if offset > 0]
+
     def port(self, key: PartitionKey) -> CheckpointPort:
         """A partition's rows, as its log sees them (never blocks)."""
         return _LogCheckpoints(self, key)
@@ -147,12 +151,13 @@ class OffsetFiles:
     def mark_compacted(self, topic: str, partition: int) -> None:
         """Note, durably, that a log may have gaps from now on: at its next start nobody else can tell.
 
-        A row of the cleaner's checkpoint says it, be its offset 0.
+        A row of the cleaner's checkpoint says it, be its offset 0. Raises OSError; then it is as it was.
         """
         with self._mutex:
             if (topic, partition) not in self._cleaned:
-                self._cleaned[topic, partition] = 0
-                self._save(checkpoints.CLEANER_FILE, self._cleaned)
+                rows = {**self._cleaned, (topic, partition): 0}
+                self._save(checkpoints.CLEANER_FILE, rows)
+                self._cleaned = rows  # nobody may rely on it before it is on disk
 
     def set_cleaned(self, log: PartitionLog, offset: int, cut_count: int | None = None) -> bool:
         """Note, durably, that a log is compacted up to `offset`.

@@ -74,3 +74,9 @@ class LogPorts:
     clock_ms: Callable[[], int]
     """Wall clock, ms since 1970."""
     checkpoints: CheckpointPort = field(default_factory=NotCheckpointed)
+    steady_ms: Callable[[], int] | None = None
+    """A clock that nobody sets; None where the wall clock is such a one."""
+
+    def idle_clock_ms(self) -> int:
+        """By which producers go idle."""
+        return (self.steady_ms or self.clock_ms)()

@@ -14,7 +14,8 @@ Rules (Kafka: ProducerAppendInfo, ProducerStateEntry, ProducerStateManager)
 
 Departures from Kafka, both on the safe side
   * A producer goes idle by our clock (when its batch arrived), not by its own
-    timestamps: a producer of historic events would otherwise expire at once.
+    timestamps: a producer of historic events would otherwise expire at once. It is a clock that
+    nobody sets: were all forgotten by a step of the wall clock, a retry would be written twice.
   * A snapshot in Kafka's form holds one batch per producer. `restore_window` puts the
     four before it back from the log, so that a restart doesn't turn a retry of an older
     batch in flight into OUT_OF_ORDER_SEQUENCE_NUMBER.

@@ -83,10 +83,13 @@ def recover(
     directory: str,
     settings: TopicConfig,
     checkpointed: Checkpointed,
-    *,
     now_ms: int,
+    idle_now_ms: int,
 ) -> Recovered:
-    """Bring the files of one partition in order (disk pool). Raises OSError, PenstockError."""
+    """Bring the files of one partition in order (disk pool). Raises OSError, PenstockError.
+
+    `now_ms` by the wall clock, `idle_now_ms` by that by which producers go idle.
+    """
     log_start_offset = checkpointed.log_start_offset or 0
     segments, made_anew = _find_segments(fs, directory, settings, now_ms)
     epochs = _load_epochs(fs, directory)
@@ -120,7 +123,7 @@ def recover(
         segment.found_bytes = segment.written
     producers = ProducerState()
     made_anew = min(made_anew, first_damaged(fs, segments, end_offset))
-    replay = ProducerReplay(fs, directory, segments, end_offset, now_ms)
+    replay = ProducerReplay(fs, directory, segments, end_offset, idle_now_ms)
     replay.run(producers, high_watermark=checkpointed.high_watermark, from_segment=made_anew)
     if save_aborted(fs, [s for s in segments if s.base_offset >= made_anew], replay.aborted):
         fs.sync_directory(directory)

@@ -129,6 +129,7 @@ class LogData:
         "has_new_gaps",
         "hints",
         "identity",
+        "idle_clock_ms",
         "in_flight",
         "is_swapping",
         "leaving",
@@ -153,6 +154,7 @@ class LogData:
         *,
         heads: IndexHeads,
         clock_ms: Callable[[], int],
+        idle_clock_ms: Callable[[], int],
     ) -> None:
         self.identity = identity
         self.directory = directory
@@ -189,6 +191,8 @@ class LogData:
         """Where reads ended: segment and position by the offset that comes next."""
         self._heads = heads
         self.clock_ms = clock_ms
+        self.idle_clock_ms = idle_clock_ms
+        """By which producers go idle: nobody sets it."""
 
     def __str__(self) -> str:
         return str(self.identity)
@@ -296,9 +300,9 @@ class LogData:
         now_ms = self.clock_ms()
         segment = self._segment_for(size, last_offset, info.max_timestamp, now_ms)
         if marker is not None:
-            self._replay_marker(segment, info, now_ms, marker)
+            self._replay_marker(segment, info, marker)
         elif info.producer_id >= 0:
-            self.producers.update(info, base_offset, now_ms)
+            self.producers.update(info, base_offset, self.idle_clock_ms())
         segment.note(last_offset, size, info.max_timestamp, self.settings.index_interval_bytes)
         staged = Appended(
             base_offset,
@@ -313,8 +317,8 @@ class LogData:
         self.end = last_offset + 1
         return staged
 
-    def _replay_marker(self, segment: Segment, info: BatchInfo, now_ms: int, marker: Marker | None) -> None:
-        aborted = self.producers.replay(info, now_ms, marker)
+    def _replay_marker(self, segment: Segment, info: BatchInfo, marker: Marker | None) -> None:
+        aborted = self.producers.replay(info, self.idle_clock_ms(), marker)
         if aborted is not None:
             segment.aborted.append(aborted)
 
@@ -349,7 +353,7 @@ class LogData:
                 self.epochs.assign_batch(info.leader_epoch, info.base_offset, self.end, epoch_starts)
             if info.producer_id >= 0:
                 marker = read_marker(view, info, info.position) if info.is_control else None
-                self._replay_marker(segment, info, now_ms, marker)
+                self._replay_marker(segment, info, marker)
             segment.note(last_offset, size, info.max_timestamp, interval)
             run.size_bytes += size
             run.last_offset = last_offset

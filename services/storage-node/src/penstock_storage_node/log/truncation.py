@@ -93,7 +93,7 @@ class LogTruncation:
         hit("log.truncate.after_cut")
         data.shorten(kept, end_offset)
         recovery.save_epochs(fs, data.directory, data.epochs)
-        now_ms = self._ports.clock_ms()
+        now_ms = self._ports.idle_clock_ms()
         ended = data.producers.transactions.ended_below(end_offset)
         replay = ProducerReplay(fs, data.directory, kept, end_offset, now_ms)
         # Those that the replay does not come by are remembered, whatever the high watermark is.

@@ -174,9 +174,12 @@ class LogWriter:
         if self._flush_job is not None or data.state not in (LogState.OK, LogState.FULL):
             return None
         segments = [s for s in data.unflushed if everything or s.is_closed_on_disk]
+        if not segments and everything and data.flushed < data.written:
+            # Retention has let go of all that no flush covered: what is left to flush is where the log ends.
+            segments = [s for s in data.segments if s.is_on_disk][-1:]
         if not segments:
             return None
-        whole = len(segments) == len(data.unflushed)
+        whole = len(segments) >= len(data.unflushed)
         end_offset = data.written if whole else data.end_of(segments[-1])
         rows = [(s, s.written, s.is_closed_on_disk) for s in segments]
         self._flush_job = FlushJob(self._fs, data.directory, rows, end_offset)

@@ -347,15 +347,23 @@ class Compactor:
             if swapped:
                 remove.append(log.adopt_swapped(group, sources))
 
+        def discard() -> None:
+            swap_files.discard(self._directory.fs, str(log.directory), group)
+
         gone_below = group.tombstones_gone_below
-        if gone_below > log.tombstones_gone_below:
-            # First: from the swap on, replicas that come back may miss them.
-            note = self._directory.offsets.note_tombstones_gone
-            await pool.run(lambda: note(log, gone_below, plan.cut_count))
-        if not partition.closed:
-            await partition.swap(lambda: log.swap_files(group, sources, plan), apply)
+        try:
+            if gone_below > log.tombstones_gone_below:
+                # First: from the swap on, replicas that come back may miss them.
+                note = self._directory.offsets.note_tombstones_gone
+                await pool.run(lambda: note(log, gone_below, plan.cut_count))
+            if not partition.closed:
+                await partition.swap(lambda: log.swap_files(group, sources, plan), apply)
+        except (PenstockError, OSError):
+            # A full disk, mostly: what will not be used takes no room there.
+            await pool.run(discard)
+            raise
         if not remove:
-            await pool.run(lambda: swap_files.discard(self._directory.fs, str(log.directory), group))
+            await pool.run(discard)
             return False
         await pool.run(remove[0])
         return True

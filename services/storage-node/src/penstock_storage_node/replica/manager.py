@@ -14,7 +14,7 @@ from penstock_core.config.catalog import producer_expiration_ms
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
-from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage
+from penstock_core.metadata.image import MetadataImage, PartitionImage, TopicImage, is_whole_image
 from penstock_proto.v1 import metadata_pb2
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.ports import Clocks
@@ -131,7 +131,7 @@ class ReplicaManager:
         self.registry.image = new
         if self.registry.node_id == NO_NODE:
             return
-        if new.version != old.version + 1:
+        if new.version != old.version + 1 or is_whole_image(records):
             self._apply_all(was_restored=0 < old.version < new.restored_version)
         else:
             self._apply(records)

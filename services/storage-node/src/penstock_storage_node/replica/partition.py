@@ -365,9 +365,7 @@ class Partition:
         self.access.looking += 1
 
         def finish(result: ReadData, error: BaseException | None) -> None:
-            self.access.looking -= 1
-            if self.access.has_waiting:
-                self.kick()
+            self._end_look()
             done(result, None if error is None else self._ports.failures.read_failed(self, error))
 
         self._ports.pool.read(job.run, finish)
@@ -381,15 +379,32 @@ class Partition:
         """Run anything that only reads this log in the pool."""
         while self._swapping is not None:
             await asyncio.shield(self._swapping)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if future.cancelled():  # whoever waited is gone; the thread was at the files until now
+                self._end_look()
+                if error is not None:
+                    self._ports.failures.read_failed(self, error)
+            elif error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
         self.access.looking += 1
+        self._ports.pool.read(run, done)
         try:
-            return await self._ports.pool.run_read(run)
+            return await future
         except (PenstockError, OSError) as e:
             raise self._ports.failures.read_failed(self, e) from e.__cause__
         finally:
-            self.access.looking -= 1
-            if self.access.has_waiting:
-                self.kick()
+            if not future.cancelled():
+                self._end_look()
+
+    def _end_look(self) -> None:
+        self.access.looking -= 1
+        if self.access.has_waiting:
+            self.kick()
 
     def beside(self, run: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run work on files of closed segments in the pool, begun before this returns: whatever needs the
@@ -398,9 +413,7 @@ class Partition:
         self.access.looking += 1
 
         def done(result: Any, error: BaseException | None) -> None:
-            self.access.looking -= 1
-            if self.access.has_waiting:
-                self.kick()
+            self._end_look()
             if future.done():
                 return
             if error is None:

@@ -182,6 +182,9 @@ class Roles:
                 if is_full(error) and log.state is not LogState.FAILED:
                     # Nothing was cut yet; the leader will ask for it again.
                     self.followers.reopen(partition, pause=True)
+                elif not (self._health.failed or partition.closed):
+                    # Cut, but not noted: nobody would ask this replica to go on, of a node that seems well.
+                    self._health.fail(partition.name, error)
                 return
             # What is emptied has a file that begins there; any other cut lowers what is on the disk, at most.
             saved = log.log_start_offset if cut.start_over else partition.saved_log_start_offset

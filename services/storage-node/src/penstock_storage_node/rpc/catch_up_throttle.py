@@ -83,10 +83,16 @@ class ByteBudget:
 class Direction:
     """What goes out, or comes in, on all catch-up streams of the node."""
 
-    def __init__(self, rate: Callable[[float], int], clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        rate: Callable[[float], int],
+        clock_s: Callable[[], float],
+        message_bytes_min: int = MESSAGE_BYTES_MIN,
+    ) -> None:
         """`rate(now_s)`: bytes per second, LONG_MAX for no bound."""
         self._rate = rate
         self._clock_s = clock_s
+        self._message_bytes_min = message_bytes_min
         self._budget = ByteBudget(clock_s())
         self.throttled_s = 0.0
         """For how long streams waited, all together."""
@@ -105,7 +111,7 @@ class Direction:
     def message_bytes(self, most: int) -> int:
         """How large a message should be, so that the rate holds over short times."""
         rate = self._rate(self._clock_s())
-        return most if rate >= LONG_MAX else min(most, max(int(rate * BURST_S), MESSAGE_BYTES_MIN))
+        return most if rate >= LONG_MAX else min(most, max(int(rate * BURST_S), self._message_bytes_min))
 
     def claim(self, size_bytes: int) -> float:
         """Get in line for so many bytes; returns the place."""
@@ -129,7 +135,12 @@ class Direction:
 class CatchUpThrottle:
     """Both directions of one node. Lives on the event loop."""
 
-    def __init__(self, registry: PartitionRegistry, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        registry: PartitionRegistry,
+        clock_s: Callable[[], float],
+        message_bytes_min: int = MESSAGE_BYTES_MIN,
+    ) -> None:
         self._registry = registry
         self._clock_s = clock_s
         self._told_bytes_per_s = 0
@@ -137,8 +148,8 @@ class CatchUpThrottle:
         self._operations: OperationsImage | None = None
         self._fixed_bytes_per_s = 0
         self._copying = False
-        self.out = Direction(lambda now_s: self._rate(LEADER_RATE, now_s), clock_s)
-        self.into = Direction(lambda now_s: self._rate(FOLLOWER_RATE, now_s), clock_s)
+        self.out = Direction(lambda now_s: self._rate(LEADER_RATE, now_s), clock_s, message_bytes_min)
+        self.into = Direction(lambda now_s: self._rate(FOLLOWER_RATE, now_s), clock_s, message_bytes_min)
 
     def hear(self, bytes_per_s: int) -> None:
         """What the active controller allows in each direction; 0: it sets no bound."""
@@ -175,9 +186,10 @@ class CatchUpThrottle:
         if operations is self._operations:
             return
         self._operations = operations
-        copying = [record.throttle for record in operations.operations.values() if _copies(record)]
+        copying = [record for record in operations.operations.values() if _copies(record)]
         self._copying = bool(copying)
-        self._fixed_bytes_per_s = min((one.bytes_per_s for one in copying if one.bytes_per_s), default=0)
+        fixed = [record.throttle.bytes_per_s for record in copying if record.state in _BEGINS_MOVES]
+        self._fixed_bytes_per_s = min((rate for rate in fixed if rate), default=0)
 
 
 def _copies(operation: pb.OperationRecord) -> bool:
@@ -185,9 +197,10 @@ def _copies(operation: pb.OperationRecord) -> bool:
     return operation.moves_total > 0 and operation.state in _GOES_ON
 
 
-_GOES_ON: Final = frozenset(
-    {pb.OPERATION_STATE_RUNNING, pb.OPERATION_STATE_PAUSED, pb.OPERATION_STATE_CANCELLING}
-)
+_BEGINS_MOVES: Final = frozenset({pb.OPERATION_STATE_RUNNING, pb.OPERATION_STATE_CANCELLING})
+"""Whose rate counts with the record. Of one that is paused the controllers know whether a move is still under way, and
+tell its rate as long as that is so."""
+_GOES_ON: Final = _BEGINS_MOVES | {pb.OPERATION_STATE_PAUSED}
 
 
 __all__ = ["ByteBudget", "CatchUpThrottle", "Direction"]

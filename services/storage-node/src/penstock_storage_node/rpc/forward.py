@@ -35,6 +35,7 @@ from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import fail
 from penstock_runtime.logs import error_fields
 from penstock_runtime.metadata_client import MetadataClient
+from penstock_runtime.security.callers import gateway_of_call
 from penstock_runtime.turns import SLICE_S, LoopTurns
 from penstock_storage_node.kafka.client_stream import ClientStream
 from penstock_storage_node.kafka.dispatch import DataApis
@@ -384,7 +385,7 @@ class ForwardService:
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"this is node {self._manager.registry.node_id}, not {first.open.node_id}",
             )
-        gateway_id = first.open.gateway_id
+        gateway_id = gateway_of_call(first.open.gateway_id)
         if self._streams[gateway_id] >= self._streams_max:
             await fail(
                 context,

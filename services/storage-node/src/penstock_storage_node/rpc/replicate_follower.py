@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -22,13 +23,13 @@ from penstock_core.metadata.image import NodeImage
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.fast.replicate import ReceivedData, decode_replica_data
 from penstock_proto.v1 import storage_pb2 as pb
-from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.grpc_tools import CHANNEL_CLOSED, ChannelPool, was_cut_off
 from penstock_runtime.security.methods import STORAGE_NODE
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
 from penstock_storage_node.replication.receiver import REOPEN_PAUSE_MS_MIN, FollowerReceiver, Outgoing
 from penstock_storage_node.replication.replica import PartitionReplica
-from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle, Direction
+from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle
 from penstock_storage_node.rpc.paced_inlet import PacedInlet, size_of
 from penstock_storage_node.rpc.replication_lanes import CATCH_UP, LIVE, Lane, LaneLimits
 
@@ -58,13 +59,13 @@ class FollowerStream:
         credit_bytes: int,
         move: Callable[[PartitionReplica, int], None],
         on_lost: Callable[[NodeId], None],
-        budget: Direction,
+        inlet: Callable[[Callable[[ReceivedData], None], Callable[[int], int | None]], PacedInlet],
     ) -> None:
-        """`budget`: of all that comes to this node by catch-up lanes."""
+        """`inlet(take, log_end_offset)`: by the budget of all that comes to this node by catch-up lanes."""
         self._on_lost = on_lost
         self.receiver = FollowerReceiver()
         self._lane = lane
-        self._budget = budget
+        self._inlet = inlet
         self._credit_bytes = credit_bytes
         self._move = move
         self._manager = manager
@@ -103,6 +104,10 @@ class FollowerStream:
                     reason = e.details() or e.code().name
                 except (MalformedMessage, PenstockError, asyncio.InvalidStateError) as e:
                     reason = str(e)
+                except asyncio.CancelledError:
+                    if not was_cut_off():
+                        raise
+                    reason = CHANNEL_CLOSED
                 finally:
                     self.receiver.disconnected()
                 log.info("replication stream ended", reason=reason)
@@ -126,7 +131,7 @@ class FollowerStream:
             credit_bytes=self._credit_bytes,
             takes_pieces=True,
         )
-        inlet = PacedInlet(self._budget, self._take_in, self._log_end_offset) if self._lane != LIVE else None
+        inlet = self._inlet(self._take_in, self._log_end_offset) if self._lane != LIVE else None
         readers: list[asyncio.Future[None]] = []
         try:
             await call.write(pb.ReplicateRequest(hello=hello).SerializeToString())
@@ -329,9 +334,11 @@ class FollowerStreams:
         on_lost: Callable[[NodeId], None],
         limits: LaneLimits | None = None,
         throttle: CatchUpThrottle | None = None,
+        inlet: type[PacedInlet] = PacedInlet,
     ) -> None:
         """`throttle`: the node's, for all of its streams."""
         self._manager = manager
+        self._inlet = inlet
         self._throttle = throttle or CatchUpThrottle(manager.registry, manager.clocks.s)
         self._on_lost = on_lost
         """Told of a leader whose stream broke."""
@@ -357,7 +364,7 @@ class FollowerStreams:
                 self._credits[lane],
                 self._move,
                 self._on_lost,
-                self._throttle.into,
+                partial(self._inlet, self._throttle.into),
             )
         link.receiver.follow(replica)
         self._link_of[replica] = link

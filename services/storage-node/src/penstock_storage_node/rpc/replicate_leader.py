@@ -135,9 +135,10 @@ class _Stream:
     async def read(self) -> None:
         """Take in what the follower says, until it ends the stream."""
         manager = self._manager
-        while not self.ended:
+        while True:
             message = await self._context.read()
-            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            # Once it has ended another one has its place, and what it still says counts no more.
+            if self.ended or message is grpc.aio.EOF:  # type: ignore[attr-defined]
                 return
             request = pb.ReplicateRequest.FromString(message)
             now_ms = manager.clock_ms()
@@ -398,9 +399,10 @@ class LeaderStreams:
         await self._check(request.hello, context)
         stream = _Stream(self._manager, request.hello, context, self._limits, self._throttle.out)
         node = (stream.sender.node, stream.lane)
-        older = self._by_node.get(node)
-        if older is not None:
-            older.end()  # half open, from before the follower's restart or reconnect
+        for key, older in list(self._by_node.items()):
+            is_of_before = key[0] == node[0] and older.sender.node_epoch < stream.sender.node_epoch
+            if key == node or is_of_before:
+                older.end()  # half open, from before the follower's restart or reconnect
         self._by_node[node] = stream
         self._by_sender[stream.sender] = stream
         try:

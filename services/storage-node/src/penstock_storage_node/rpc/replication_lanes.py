@@ -29,13 +29,16 @@ LIVE: Lane = ReplicaHello.LIVE
 CATCH_UP: Lane = ReplicaHello.CATCH_UP
 
 
+NEAR_BYTES = 256 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class LaneLimits:
     """Who goes where, and how fast."""
 
     behind_bytes: int = REPLICA_CREDIT_BYTES
     """A replica with more than that to fetch, and for which no ack waits, leaves the live lane."""
-    near_bytes: int = 256 * 1024
+    near_bytes: int = NEAR_BYTES
     """A replica with no more than that to fetch goes back to it."""
     credit_bytes: int = 1024 * 1024
     """What a follower lets be under way to it on a catch-up lane: sent and not written."""

@@ -13,6 +13,8 @@ RANGES_MAX = 10_000
 """Of one call; more are refused."""
 CUTS_DEFAULT = 1_000
 CUTS_MAX = 10_000
+CUTS_IN_ALL_MAX = 100_000
+"""Of all ranges of one call: 10,000 of each would be 800 MB. Later ranges have fewer, or none."""
 
 
 class SizeRangesService:
@@ -28,12 +30,14 @@ class SizeRangesService:
         del context
         response = pb.NodeSizeRangesResponse()
         cuts_max = min(request.cuts_max or CUTS_DEFAULT, CUTS_MAX)
+        cuts_left = CUTS_IN_ALL_MAX
         for index, wanted in enumerate(request.ranges):
             answer = response.ranges.add()
             try:
                 if index >= RANGES_MAX:
                     raise PenstockError(ErrorCode.INVALID_REQUEST, f"ask for {RANGES_MAX} ranges at most")
-                found = await self._size(wanted, request.cut_bytes, cuts_max)
+                cut_bytes = request.cut_bytes if cuts_left else 0
+                found = await self._size(wanted, cut_bytes, min(cuts_max, cuts_left))
             except PenstockError as e:
                 answer.error.CopyFrom(common_pb2.Error(code=e.code, message=e.message))
             except OSError as e:
@@ -41,6 +45,7 @@ class SizeRangesService:
             else:
                 answer.size_bytes = found.size_bytes
                 answer.cuts.extend(found.cuts)
+                cuts_left -= len(found.cuts)
         return response
 
     async def _size(self, wanted: pb.NodeRange, cut_bytes: int, cuts_max: int) -> SizedRange:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from penstock_core.ids import NodeId
 from penstock_core.metadata.image import NodeImage
 from penstock_proto.v1 import storage_pb2 as pb
-from penstock_runtime.grpc_tools import ChannelPool
+from penstock_runtime.grpc_tools import CHANNEL_CLOSED, ChannelPool, was_cut_off
 from penstock_runtime.security.methods import STORAGE_NODE
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.rpc.transaction_messages import (
@@ -115,6 +115,10 @@ class _Stream:
                     reason = e.details() or e.code().name
                 except (DecodeError, asyncio.InvalidStateError) as e:
                     reason = str(e)
+                except asyncio.CancelledError:
+                    if not was_cut_off():
+                        raise
+                    reason = CHANNEL_CLOSED
             self._lost()
             log.info("stream of transactions ended", reason=reason)
             if self._manager.clock_ms() - started_ms >= GOOD_STREAM_MS:

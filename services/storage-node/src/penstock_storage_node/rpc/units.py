@@ -28,7 +28,7 @@ from penstock_storage_node.transactions.host import TransactionHost
 from penstock_storage_node.transactions.questions import Question
 from penstock_storage_node.transactions.shard import Shard
 from penstock_storage_node.transactions.state import Answer
-from penstock_storage_node.transactions.unit_records import Rows, SinkEntry, Unit, merged
+from penstock_storage_node.transactions.unit_records import INPUT_BYTES_MAX, Rows, SinkEntry, Unit, merged
 from penstock_storage_node.transactions.units import AbortStage, CommitUnit, SinkState, Triple
 
 ANSWER_MS: Final = 5_000
@@ -96,6 +96,7 @@ class UnitsService:
                 request.takeover,
                 merged(Rows(row.topic, row.partition, row.rows) for row in request.rows),
                 request.once,
+                request.unit.input,
             )
             shard = self._shard(request, Operation.WRITE, unit.sink)
             answer = await _answer_of(shard, lambda reply: shard.unit(unit.sink, wanted, reply))
@@ -224,7 +225,7 @@ def _caller(request: Asking) -> Identity:
 
 def _unit(unit: pb.SinkUnit) -> Unit:
     """Raises INVALID_REQUEST for what no gateway lets through, and no coordinator could read again."""
-    if not unit.sink or unit.epoch < 0:
+    if not unit.sink or unit.epoch < 0 or len(unit.input) > INPUT_BYTES_MAX:
         raise PenstockError(ErrorCode.INVALID_REQUEST, f"unit {unit.epoch} of sink {unit.sink!r}")
     return Unit(unit.sink, unit.query, unit.epoch)
 
@@ -246,7 +247,9 @@ def _said(said: int) -> pb.UnitVerdict.ValueType:
 
 
 def _last(sink: str, entry: SinkEntry | None) -> pb.SinkUnit | None:
-    return None if entry is None else pb.SinkUnit(sink=sink, query=entry.query, epoch=entry.epoch)
+    if entry is None:
+        return None
+    return pb.SinkUnit(sink=sink, query=entry.query, epoch=entry.epoch, input=entry.input)
 
 
 def _state(state: SinkState, *, with_rows: bool = True) -> pb.SinkState:

@@ -8,10 +8,12 @@ A client's transactional batch, in Kafka's order (ProducerStateManager, Producer
    looked at again: what opened with that guard meanwhile is open to it, and nothing else is.
 4. By TV2 a producer that is not known here begins with sequence 0. All other checks of sequences are the log's.
 
-A marker has three fences, for with TV1 it carries the epoch that the producer's next transaction has too: a higher
-coordinator epoch has written here; a higher one has vouched for the producer here; or the metadata of this node know a
-later leader of the coordinator's partition. One that these metadata do not know yet has to wait for them. (Kafka has
-the first alone.)
+A marker has three fences, for with TV1 it carries the epoch that the producer's next transaction has too. An operator's
+is measured by the highest coordinator epoch that has written here, as in Kafka. A coordinator's is measured by the
+metadata of this node, which may know a later leader of its partition (one that they do not know yet has to wait for
+them), and by the highest epoch that has vouched for the producer here. What has written here says nothing of it: a
+coordinator's marker was written by metadata that a leader of this partition had, and whoever leads now has later ones;
+so a higher epoch than theirs was written by hand, and would keep the true coordinator out for good.
 """
 
 from __future__ import annotations
@@ -132,9 +134,7 @@ class Admission:
             return ErrorCode.NONE
         if _is_of_older_epoch(order, entry):
             return ErrorCode.INVALID_PRODUCER_EPOCH
-        known = entry.coordinator_epoch
-        if is_asked_by_coordinator:
-            known = max(known, entry.vouched_epoch)
+        known = entry.vouched_epoch if is_asked_by_coordinator else entry.coordinator_epoch
         return ErrorCode.TRANSACTION_COORDINATOR_FENCED if order.coordinator_epoch < known else ErrorCode.NONE
 
     def marker_appended(self, order: MarkerOrder) -> None:

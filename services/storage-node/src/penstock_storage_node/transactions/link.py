@@ -168,6 +168,8 @@ class TransactionLink:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._expire_ms = manager.clock_ms() + EXPIRE_MS
+        self._deleted: set[str] = set()
+        """Topics that went while this process looked, since the metadata were restored from a backup."""
         self._told_of_newer = 0
         self._told_of_fenced = 0
 
@@ -188,7 +190,9 @@ class TransactionLink:
         topic = self._manager.registry.image.topic(name.topic)
         state = None if topic is None else topic.partitions.get(name.partition)
         if state is None:
-            return Place.GONE
+            # A topic that restored metadata lack may be on the nodes, and be taken again (decision 0057).
+            is_gone = not self._manager.registry.image.restored_version or name.topic in self._deleted
+            return Place.GONE if is_gone else Place.NO_LEADER
         return Place.NO_LEADER if state.leader == NO_NODE else NodeId(state.leader)
 
     def _send_markers(self, node: NodeId, markers: Sequence[Marker]) -> None:
@@ -225,8 +229,8 @@ class TransactionLink:
         if fenced != self._told_of_fenced:
             self._told_of_fenced = fenced
             self._log.warning(
-                "a log has a marker of a newer transaction coordinator: the transaction waits there until this one"
-                " hears of it; if there is none, a marker was written by hand with too high a coordinator epoch",
+                "a leader knows a newer transaction coordinator: the transaction waits there until this one hears"
+                " of it",
                 producer_id=key.producer_id,
                 producer_epoch=key.producer_epoch,
                 coordinator_epoch=key.coordinator_epoch,
@@ -267,7 +271,8 @@ class TransactionLink:
 
     def on_metadata(self, old: MetadataImage, new: MetadataImage) -> None:
         """Leaders may be known now, and epochs of coordinators."""
-        del old, new
+        if 0 < new.restored_version <= old.version and old.topic_ids is not new.topic_ids:
+            self._deleted |= old.topic_ids.keys() - new.topic_ids.keys()
         self.leading.metadata_changed()
         self.outbox.metadata_changed()
 
@@ -328,6 +333,11 @@ class TransactionLink:
             "penstock_node_transaction_markers_superseded",
             "Markers of coordinators here that met a newer epoch of their producer, and were not written.",
             value=self.outbox.ended_elsewhere_count,
+        )
+        yield CounterMetricFamily(
+            "penstock_node_transaction_markers_fenced",
+            "Markers of coordinators here that a leader refused twice, since it knows a newer coordinator.",
+            value=self.outbox.fenced_count,
         )
         asked = CounterMetricFamily(
             "penstock_node_transaction_verifications",

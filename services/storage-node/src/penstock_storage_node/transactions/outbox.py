@@ -4,14 +4,14 @@ It is told what is due and what is withdrawn, answers, lost streams and new meta
 node, and which partitions have their marker. Markers that are ready go together, one message for each node and turn.
 A marker is tried for ever:
 
-* without a leader it waits for newer metadata, and a partition that these do not know is done: it was deleted;
+* without a leader it waits for newer metadata, and a partition that these do not know is done: it was deleted (or
+  may be there all the same, in metadata that were restored: then it waits as well);
 * an error, or the loss of the stream that it went by, brings it to the leader of a moment later. Written twice it does
   no harm;
 * INVALID_PRODUCER_EPOCH is done as well: that log has a newer epoch of the producer, so this transaction has ended
   there (Kafka lets the id hang until its coordinator is loaded anew: KAFKA-19999);
-* TRANSACTION_COORDINATOR_FENCED: the leader knows a newer coordinator. If there is one, this one hears of it and
-  withdraws what it has due. If there is none, since a marker that was written by hand had too high an epoch, only that
-  partition waits; Kafka forgets it until the coordinator is loaded anew.
+* TRANSACTION_COORDINATOR_FENCED: the leader knows a newer coordinator, of which this one hears too, and withdraws what
+  it has due. Until then it tries again; Kafka forgets the marker until the coordinator is loaded anew.
 
 Source: TransactionMarkerChannelManager, TransactionMarkerRequestCompletionHandler.
 """

@@ -12,6 +12,8 @@ request is answered through the `reply` that comes with it, once, at once or lat
 * **No sentence without a barrier**: what ends a client (`SENTENCES`) is said only when a write that was appended after
   the question is covered, since a coordinator that was deposed and not told knows old epochs. All questions of a turn
   share one write: the turn's transitions, or else one record that says again what is said already.
+  So does "done already" to a client of TV1: all transactions of its producer have one epoch, and who was deposed would
+  call the next one ended, or say that its partitions are there, for what it knows of the last one.
 * All transitions of a turn are one batch. What is decided of a unit is a batch of its own, whole (see `units`).
 """
 
@@ -226,7 +228,7 @@ class Shard(Transitions):
         return state.decide(entry.current, entry.pending is not None, request, server)
 
     def _tell(self, question: Question, answer: Answer) -> None:
-        if answer.error in SENTENCES:
+        if answer.error in SENTENCES or _may_be_of_another(question.request):
             self._doubt(question, answer)
         else:
             question.answer(answer)
@@ -248,3 +250,8 @@ class Shard(Transitions):
         if len(value.partitions) * _PARTITION_BYTES_MAX < left:
             return False
         return len(put_value(value, 1)) >= left
+
+
+def _may_be_of_another(request: object) -> bool:
+    """Whether producer id and epoch name more transactions than one."""
+    return isinstance(request, Add | End) and request.client_version < state.EPOCH_RISES_SINCE

@@ -2,8 +2,8 @@
 
 A sink's entry is a record with a key of our own: int16 1000 and the sink's name. Kafka's readers pass over versions of
 keys that they do not know. Value: int16 version 0, flexible: query, epoch, when it was decided, flags, rows by topic
-and partition, tagged fields. No value is a tombstone: the entry has expired. A stage's mark is a tagged field in the
-value of its transactional id: sink, query and epoch of its unit.
+and partition, tagged fields: 0 is what the unit was made of, where that was said. No value is a tombstone: the entry
+has expired. A stage's mark is a tagged field in the value of its transactional id: sink, query and epoch of its unit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from penstock_kafka.wire.primitives import (
     Reader,
     put_count,
     put_string,
+    uvarint,
 )
 
 KEY_VERSION: Final = 1000
 _VALUE_VERSION: Final = 0
 _ONCE: Final = 1
+_TAG_INPUT: Final = 0
+INPUT_BYTES_MAX: Final = 64
 _HEAD: Final = struct.Struct(">qqb")
 """Epoch, when it was decided, flags."""
 _ROWS: Final = struct.Struct(">iq")
@@ -59,6 +62,8 @@ class SinkEntry(NamedTuple):
     """No other unit follows: it goes when transactional ids expire."""
     rows: tuple[Rows, ...] = ()
     """Sorted."""
+    input: bytes = b""
+    """Of what the unit was made, as whoever decided it has said; b"" for nothing."""
 
 
 def put_sink_key(sink: str) -> bytes:
@@ -85,7 +90,10 @@ def put_entry(entry: SinkEntry) -> bytes:
         out += (put_string(topic, True), put_count(len(rows), True))
         out += (_ROWS.pack(row.partition, row.rows) for row in rows)
         out.append(b"\x00")
-    out.append(b"\x00")
+    if entry.input:
+        out += (b"\x01", uvarint(_TAG_INPUT), uvarint(len(entry.input)), entry.input)
+    else:
+        out.append(b"\x00")
     return b"".join(out)
 
 
@@ -104,8 +112,13 @@ def read_entry(data: bytes) -> SinkEntry:
         topic = reader.string()
         found += (Rows(topic, *reader.unpack(_ROWS)) for _ in range(reader.array(_ROWS.size)))
         reader.skip_tags()
-    reader.skip_tags()
-    return SinkEntry(query, epoch, decided_ms, bool(flags & _ONCE), tuple(sorted(found)))
+    said = b""
+    for _ in range(reader.uvarint()):
+        tag, size = reader.uvarint(), reader.uvarint()
+        start = reader.take(size)
+        if tag == _TAG_INPUT:
+            said = bytes(reader.view[start : start + size])
+    return SinkEntry(query, epoch, decided_ms, bool(flags & _ONCE), tuple(sorted(found)), said)
 
 
 def put_mark(unit: Unit) -> bytes:
@@ -131,6 +144,7 @@ def merged(rows: Iterable[Rows]) -> tuple[Rows, ...]:
 
 
 __all__ = [
+    "INPUT_BYTES_MAX",
     "KEY_VERSION",
     "Rows",
     "SinkEntry",

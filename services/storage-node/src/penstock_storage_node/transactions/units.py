@@ -63,6 +63,8 @@ class CommitUnit:
     """The sink may belong to another query."""
     rows: tuple[Rows, ...] = ()
     once: bool = False
+    input: bytes = b""
+    """Of what the unit was made; kept with the decision, and looked at by clients alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +316,7 @@ class Units:
         if unit.sink not in self._sinks and not self._desk.has_room():
             question.answer(Answer(ErrorCode.THROTTLING_QUOTA_EXCEEDED))
             return
-        entry_of = SinkEntry(unit.query, unit.epoch, server.now_ms, request.once, request.rows)
+        entry_of = SinkEntry(unit.query, unit.epoch, server.now_ms, request.once, request.rows, request.input)
         decision = self._decide(self._sink(unit.sink), entry_of, question)
         decision.stages += ((entry, self._desk.pend(entry, value)) for entry, value in found)
 

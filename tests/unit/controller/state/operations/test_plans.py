@@ -289,6 +289,76 @@ def test_a_dead_nodes_replicas_are_made_elsewhere_but_for_single_copies() -> Non
     assert planned(image, ask("node-remove", node_ids=[4], allowed=["health"])).runnable
 
 
+@pytest.mark.parametrize("flagged", [False, True], ids=["beyond 85 %", "disk-full"])
+@pytest.mark.parametrize("down", [False, True], ids=["all up", "one down"])
+def test_a_disk_that_is_too_full_to_swap_anything_gives_replicas_away(*, flagged: bool, down: bool) -> None:
+    """A swap would bring a small replica to a disk that may get nothing before a large one has left it."""
+    image = cluster(
+        [node(1, disk_full=flagged), 2, 3, node(4, fenced=down)],
+        {"a": [[1], [2], [3], [1], [2], [3], [1], [2], [3]], "b": [[4]]},
+    )
+    sizes = {
+        partition("a", 0, [1]).key: 600,
+        partition("a", 3, [1]).key: 200,
+        partition("a", 6, [1]).key: 150,
+    }
+    seen = view(image, reported(image, sizes, total_bytes={1: 1_000}), away=[4] if down else [])
+    request = ask("rebalance", goals=["bytes"], allowed=["health"])
+    plan = planned(image, request, seen)
+    # The smallest one that is enough: 950 of 1,000 bytes are in use, 850 may be.
+    changed = {key: after for key, (before, after) in moves_of(plan).items() if 1 in (*before, *after)}
+    assert changed in ({("a", 6): [n]} for n in (2, 3, 4))
+    assert plan.runnable
+    after = carried_out(image, plan)
+    again = planned(after, request, view(after, reported(after, sizes, total_bytes={1: 1_000})))
+    assert next(n.replicas_after for n in again.nodes if n.node_id == 1) == 2, (
+        "it has room again: a swap does"
+    )
+    # Where counts are to be even they stay so.
+    assert not down or not planned(image, ask("rebalance", goals=["replicas", "bytes"]), seen).moves
+    few = ask("rebalance", goals=["bytes"], max_bytes=100, allowed=["health"])
+    assert not planned(image, few, seen).moves
+
+
+def test_what_leaves_a_full_disk_already_is_not_given_away_again() -> None:
+    leaving = replace(partition("a", 1, [2, 1]), adding_replicas=ids([2]), removing_replicas=ids([1]))
+    image = cluster([1, 2, 3], {"a": [[1], leaving]})
+    sizes = {partition("a", 0, [1]).key: 800, leaving.key: 150}
+    seen = view(image, reported(image, sizes, total_bytes={1: 1_000}))
+    assert moves_of(planned(image, ask("rebalance", goals=["bytes"]), seen)) == {}
+
+
+def test_what_a_better_spread_takes_off_a_full_disk_is_enough() -> None:
+    image = cluster(
+        [node(1, "a"), node(2, "a"), node(3, "b"), node(4, "b")],
+        {"a": [[1]], "b": [partition("b", 0, [2, 1], leader=2)]},
+    )
+    sizes = {partition("a", 0, [1]).key: 600, partition("b", 0, [2, 1]).key: 300}
+    seen = view(image, reported(image, sizes, total_bytes={1: 1_000}))
+    moves = moves_of(planned(image, ask("rebalance", goals=["bytes"]), seen))
+    assert moves == {("b", 0): ([2, 1], [2, 3])}
+
+
+def test_a_factor_leaves_the_room_to_its_topics_that_others_would_like() -> None:
+    """Topic b shares a rack, which no change of the factor of a mends: it takes nobody's room."""
+    image = cluster(
+        [node(1, "a"), node(2, "a"), node(3, "b"), node(4, "b")],
+        {"a": [[1]], "b": [[1, 2]], "c": [[4], [4]]},
+    )
+    sizes = {partition("a", 0, [1]).key: 300, partition("b", 0, [1]).key: 600}
+    seen = view(image, reported(image, sizes, total_bytes={1: 2_000, 2: 1_000, 3: 100, 4: 1_000}))
+    plan = planned(image, ask("set-replication-factor", topics=["a"], replication_factor=2), seen)
+    assert moves_of(plan) == {("a", 0): ([1], [1, 4])}
+    assert plan.runnable
+    assert ("b", 0) in moves_of(planned(image, ask("rebalance"), seen))
+
+
+def test_a_factor_does_not_ask_whether_other_topics_can_be_mended() -> None:
+    image = cluster([1, 2], {"a": [[1]], "b": [partition("b", 0, [1, 2, 9], isr=[1, 2])]})
+    plan = planned(image, ask("set-replication-factor", topics=["a"], replication_factor=2))
+    assert moves_of(plan) == {("a", 0): ([1], [1, 2])}
+
+
 def test_a_factor_is_raised_by_adding_and_lowered_without_losing_the_leader() -> None:
     image = cluster(
         [1, 2, 3, 4], {"a": [[1], [2]], "b": [partition("b", 0, [1, 2, 3], isr=[3, 2], leader=3)]}

@@ -134,6 +134,17 @@ def test_a_paused_one_says_why_and_a_waiting_one_for_whom() -> None:
     assert told(cluster, a).waiting_for == "paused by User:admin"
 
 
+def test_one_whose_nodes_are_busy_with_another_one_says_so() -> None:
+    cluster = MovedCluster({("t", i): (1,) for i in range(6)})
+    first = cluster.start(cluster.plan("rebalance", {("t", i): (2,) for i in range(4)}))
+    second = cluster.start(cluster.plan("rebalance", {("t", i): (3,) for i in (4, 5)}))
+    cluster.settle(first)
+    cluster.settle(second)
+    assert told(cluster, second).waiting_for == "other operations' moves at the same nodes (for t-4, t-5)"
+    cluster.catch_up()
+    assert told(cluster, second).waiting_for == ""
+
+
 def test_a_node_that_is_to_come_back_empty_is_asked_for() -> None:
     cluster = MovedCluster({("t", 0): (1, 2)})
     cluster.die(1)

@@ -74,6 +74,21 @@ def test_how_fast_a_partition_is_written_is_told_by_its_leader() -> None:
     assert reports.written_bytes_per_s(partition(1, leader=NO_NODE)) == 0
 
 
+def test_of_replicas_that_are_gone_nothing_is_kept() -> None:
+    reports, other = Reports(), TopicPartition(TOPIC_ID, 1)
+    reports.take(ONE, 5, report(70, 0, first=True), 0)
+    assert reports.replica_bytes(ONE, other) == 0, "told, though not all are"
+    reports.take(ONE, 5, report(last=True), 0)
+    reports.take(ONE, 5, report(80, 90), 1)
+    reports.take(ONE, 5, report(85, 95), 2)
+    # Their topic is deleted.
+    reports.take(ONE, 5, report(0, 0), 3)
+    state = reports.node(ONE)
+    assert state is not None
+    assert (state.sizes, state.growth) == ({}, {}), "one topic after another is made and deleted, for years"
+    assert reports.replica_bytes(ONE, KEY) == reports.replica_bytes(ONE, other) == 0
+
+
 def test_what_an_earlier_registration_told_counts_no_more() -> None:
     reports = Reports()
     reports.take(ONE, 5, report(70, first=True, last=True, disk_total_bytes=9), 0)

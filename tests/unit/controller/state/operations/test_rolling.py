@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock_controller.active.rolling import _told
 from penstock_controller.state.generation import Context
 from penstock_controller.state.operations.engine.kinds import EXECUTOR_GONE
 from penstock_controller.state.operations.engine.rolling import (
@@ -366,6 +367,22 @@ def test_without_its_command_it_pauses_and_goes_on_with_another() -> None:
     assert states(cluster.operation(number))["node-3"] == pb.OPERATION_STEP_STATE_SKIPPED
 
 
+@pytest.mark.parametrize("last", ["under way", "restarted by somebody else"])
+def test_with_nothing_left_to_restart_it_needs_no_command(last: str) -> None:
+    cluster = Restarted()
+    number = cluster.begin(process_names=["node-1", "node-2"] if last != "under way" else ["node-1"])
+    cluster.looks(number)
+    cluster.asked, cluster.gone = False, True
+    record = cluster.looks(number)
+    assert (record.state, record.reason.startswith(EXECUTOR_GONE)) == (pb.OPERATION_STATE_PAUSED, True)
+    cluster.restart("node-1")
+    if last != "under way":
+        assert cluster.looks(number).state == pb.OPERATION_STATE_PAUSED
+        cluster.restart("node-2")
+    record = cluster.looks(number)
+    assert (record.state, record.reason) == (pb.OPERATION_STATE_DONE, "")
+
+
 def test_nothing_is_begun_before_the_command_has_asked_this_controller() -> None:
     cluster = Restarted()
     number = cluster.begin()
@@ -450,6 +467,28 @@ def test_a_person_pauses_and_resumes() -> None:
     assert not cluster.control(number, api.OPERATION_CONTROL_RESUME)
     cluster.looks(number)
     assert cluster.under_way(number) == "node-2"
+
+
+def test_who_was_started_before_the_operation_was_resumed_is_not_handed_out_again() -> None:
+    """The step begins anew by the clock, so the command cannot tell by its time that the process is another one."""
+    cluster = Restarted()
+    number = cluster.begin(process_names=["node-1"])
+    cluster.looks(number)
+    cluster.stop("node-1")
+    cluster.now_ms += (TIMEOUT_S + 1) * 1_000
+    assert cluster.looks(number).state == pb.OPERATION_STATE_PAUSED
+    cluster.start_process("node-1")
+    assert not cluster.control(number, api.OPERATION_CONTROL_RESUME)
+    record = pb.OperationRecord()
+    record.CopyFrom(cluster.operation(number))
+    record.executor.executor_id = "e"
+    request = api.ExecuteOperationRequest(operation_id=number, executor_id="e", via="local")
+    assert cluster.under_way(number) == "node-1"
+    assert not _told(cluster.image, record, request, cluster.quorum).HasField("step")
+    step_under_way(record).boot_id_before = cluster.boot_id("node-1")  # type: ignore[union-attr]
+    assert _told(cluster.image, record, request, cluster.quorum).step.name == "node-1", (
+        "it is the one of before"
+    )
 
 
 def test_it_runs_alone() -> None:

@@ -187,6 +187,12 @@ def test_saying_the_same_twice_changes_nothing() -> None:
         assert cluster.image.version == version
     message = cluster.control(operation, api.OPERATION_CONTROL_RESUME)
     assert "is being cancelled" in message
+    # A gateway asks again where the answer was lost with a controller: that one may have ended the operation by then.
+    assert cluster.finish(operation).state == pb.OPERATION_STATE_CANCELLED
+    version = cluster.image.version
+    assert not cluster.control(operation, api.OPERATION_CONTROL_CANCEL)
+    assert cluster.image.version == version
+    assert "has ended: cancelled" in cluster.control(operation, api.OPERATION_CONTROL_PAUSE)
 
 
 def test_a_pause_says_by_whom() -> None:

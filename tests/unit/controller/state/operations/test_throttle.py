@@ -22,12 +22,14 @@ from penstock_controller.state.operations.engine.throttle import (
     effective_bytes_per_s,
     p99_s,
 )
+from penstock_controller.state.operations.meters import OperationMeters
 from penstock_controller.state.operations.plans.eta import RATE_WITH_PRODUCERS
 from penstock_controller.state.operations.reports import Reports
 from penstock_core.ids import NodeId
 from penstock_core.limits import PRODUCE_LATENCY_BOUNDS_S
 from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_proto.v1 import operations_pb2 as api
+from support.moved_cluster import MovedCluster
 
 BOUNDS = PRODUCE_LATENCY_BOUNDS_S
 
@@ -286,3 +288,40 @@ def test_the_least_of_what_operations_say_counts() -> None:
     nothing = running(2, bytes_per_s=6)
     nothing.moves_total = 0
     assert effective_bytes_per_s([waiting, nothing], {}) == 0
+
+
+def test_the_rate_of_one_that_is_paused_counts_as_long_as_its_moves_are_under_way() -> None:
+    wanted = {("t", i): (1, 3) for i in range(8)}
+    cluster, meters = MovedCluster(dict.fromkeys(wanted, (1, 2))), OperationMeters()
+
+    def limit() -> int:
+        cluster.now_ms += 1_000
+        meters.observe(cluster.image, cluster.reports, cluster.now_ms)
+        return meters.limit_bytes_per_s
+
+    plan = cluster.plan("rebalance", wanted)
+    plan.throttle.bytes_per_s = 200_000
+    operation = cluster.start(plan)
+    cluster.settle(operation)
+    assert limit() == 200_000
+    cluster.control(operation, api.OPERATION_CONTROL_PAUSE)
+    assert limit() == 200_000, "what is under way ends at that rate"
+    cluster.catch_up()
+    assert limit() == 0, "it copies nothing, and others may be in need"
+    cluster.control(operation, api.OPERATION_CONTROL_RESUME)
+    assert limit() == 200_000
+    cluster.settle(operation)
+    cluster.control(operation, api.OPERATION_CONTROL_CANCEL)
+    assert limit() == 200_000
+
+
+def test_one_that_was_paused_before_it_had_its_turn_holds_nobody_up() -> None:
+    cluster, meters = MovedCluster({("t", i): (1, 2) for i in range(3)}), OperationMeters()
+    for i in range(3):
+        plan = cluster.plan("rebalance", {("t", i): (1, 3)})
+        plan.throttle.bytes_per_s = (900_000, 800_000, 100)[i]
+        last = cluster.start(plan)
+    assert cluster.operation(last).state == pb.OPERATION_STATE_PENDING
+    cluster.control(last, api.OPERATION_CONTROL_PAUSE)
+    meters.observe(cluster.image, cluster.reports, 0)
+    assert meters.limit_bytes_per_s == 800_000

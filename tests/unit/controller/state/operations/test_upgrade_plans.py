@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock_controller.state.operations.plans.upgrade import (
@@ -93,6 +95,24 @@ def test_nothing_is_begun_while_a_process_is_behind_or_the_plan_is_another() -> 
     assert "controller-2 (understands level 2)" in reply.error.message
     assert start(cluster, wanted(), plan_id="0" * 16).error.code == ErrorCode.POLICY_VIOLATION
     assert level_of(cluster.image) == 2
+
+
+def test_it_waits_for_what_goes_from_process_to_process() -> None:
+    cluster = Cluster(level=3)
+    cluster.register(1, process=NEW)
+    steps = [meta.OperationStep(name="node-1", role="storage-node")]
+    rolling = meta.OperationRecord(
+        operation_id=7, kind="rolling-restart", state=meta.OPERATION_STATE_PAUSED, steps=steps
+    )
+    image = cluster.image.apply([meta.MetadataRecord(operation=rolling)], cluster.image.version + 1)
+    plan = plan_upgrade(image, wanted(), ALL)
+    assert [(gate.name, list(gate.items)) for gate in plan.gates if gate.blocking] == [
+        ("conflict", ["operation 7"])
+    ]
+    asked = pb.StartOperationRequest(request=wanted(), plan_id=plan.plan_id)
+    reply = start_upgrade(replace(cluster.context, image=image), asked, ALL, NOW_MS).reply
+    assert [gate.name for gate in reply.plan.gates if gate.blocking] == ["conflict"]
+    assert "wait until it is done, or cancel it (operation 7)" in reply.error.message
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,24 @@ def test_an_assignment_waits_until_it_is_safe() -> None:
     assert answer[0].assignment == b"mine"
 
 
+def test_a_generation_has_the_assignment_that_its_leader_sent_first() -> None:
+    """A leader whose SyncGroup is not answered in time joins again, and assigns once more: by other metadata, maybe."""
+    rig = Rig()
+    a, _ = rig.enter("g")
+    b, _ = rig.enter("g")
+    rig.join("g", a)
+    rig.sync("g", b, 2)
+    rig.log.hold = True
+    rig.sync("g", a, 2, [(a, b"a1"), (b, b"b1")])
+    assert rig.join("g", a)[0].generation == 2
+    again = rig.sync("g", a, 2, [(a, b"a2"), (b, b"b2")])
+    rig.log.hold = False
+    rig.settle()
+    assert [each.assignment for each in again] == [b"a1"]
+    rig.fail_over()
+    assert [rig.sync("g", each, 2)[0].assignment for each in (a, b)] == [b"a1", b"b1"]
+
+
 def test_a_write_that_is_refused_begins_another_rebalance() -> None:
     rig = Rig()
     member_id, _ = rig.enter("g")

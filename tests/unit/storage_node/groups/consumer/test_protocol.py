@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock_core.errors import ErrorCode
+from penstock_storage_node.groups import records as rec
 from penstock_storage_node.groups.consumer.group import NOTHING, ConsumerGroup, Parts
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeat, ConsumerHeartbeatResult
 from penstock_storage_node.groups.consumer.subscribed_regexes import RIGHTS_AGAIN_MS, RegexRights
@@ -110,7 +111,7 @@ def test_requests_that_are_refused() -> None:
         ({"instance_id": ""}, E.INVALID_REQUEST),
         ({"rebalance_timeout_ms": -1}, E.INVALID_REQUEST),
         ({"owned": None}, E.INVALID_REQUEST),
-        ({"topics": ()}, E.INVALID_REQUEST),
+        ({"topics": None}, E.INVALID_REQUEST),
         ({"assignor": "mine"}, E.UNSUPPORTED_ASSIGNOR),
         ({"regex": "("}, E.INVALID_REGULAR_EXPRESSION),
         ({"epoch": 5}, E.GROUP_ID_NOT_FOUND),
@@ -128,6 +129,20 @@ def test_requests_that_are_refused() -> None:
     )
     rig.settle()
     assert old[0].member_id == "id1"
+
+
+def test_who_subscribes_to_nothing_yet_joins_all_the_same() -> None:
+    """A Java consumer with a `java.util.regex.Pattern` that matches no topic so far says an empty list; it ends at
+    INVALID_REQUEST."""
+    rig = rig_with(t=1)
+    joined = one(rig, "a", 0, topics=())
+    assert (joined.error, joined.epoch, joined.assignment) == (E.NONE, 1, NOTHING)
+    assert one(rig, "b", 0, topics=None, regex="").error is E.NONE
+    assert one(rig, "a", 1, topics=("t",)).assignment == parts("t", 0)
+    # So does one of the classic protocol, in a group that is none of those any more.
+    member_id, (classic,) = rig.enter("g", protocols=owning(topics=()))
+    assert classic.error is E.NONE
+    assert placed(rig.sync("g", member_id, classic.generation)[0].assignment) == frozenset()
 
 
 def test_an_answer_without_records_waits_for_those_of_an_earlier_one() -> None:
@@ -330,6 +345,21 @@ def test_silence_and_clinging_end_a_membership() -> None:
     assert group_of(rig).members == {}
 
 
+def test_each_revocation_has_a_rebalance_timeout_of_its_own() -> None:
+    rig = rig_with(t=6)
+    one(rig, "a", 0)
+    one(rig, "b", 0)
+    assert one(rig, "a", 1).assignment == parts("t", 0, 1, 2)
+    rig.pass_ms(25_000, step_ms=1_000)
+    one(rig, "c", 0)
+    # It has given up what it was to, and is to give up more.
+    assert one(rig, "a", 1, owned=parts("t", 0, 1, 2)).assignment == parts("t", 0, 1)
+    rig.pass_ms(25_000, step_ms=1_000)
+    assert one(rig, "a", 1).error is E.NONE
+    rig.pass_ms(6_000, step_ms=1_000)
+    assert one(rig, "a", 1).error is E.UNKNOWN_MEMBER_ID
+
+
 def test_offsets_are_fenced_by_member_epoch() -> None:
     rig = rig_with(t=1)
     one(rig, "a", 0)
@@ -341,6 +371,50 @@ def test_offsets_are_fenced_by_member_epoch() -> None:
     assert rig.shard.fetch("g", "a", 2, None)[0] is E.STALE_MEMBER_EPOCH
     assert rig.shard.fetch("g", "z", 1, None)[0] is E.UNKNOWN_MEMBER_ID
     assert rig.offsets("g") == {("t", 0): 5}
+
+
+def test_a_commit_that_a_heartbeat_has_overtaken_counts_where_the_member_has_its_partitions_still() -> None:
+    """KIP-1251: a heartbeat of the background thread raised the epoch while the commit was on its way."""
+    rig = rig_with(t=4)
+    one(rig, "a", 0)
+    one(rig, "b", 0)
+    one(rig, "a", 1)
+    assert one(rig, "a", 1, owned=parts("t", 0, 1)).epoch == 2
+    assert rig.commit("g", "a", 1, {("t", 0): 5, ("t", 1): 5}) == [[E.NONE, E.NONE]]
+    assert rig.commit_in((7, 0), "g", {("t", 0): 6}, member_id="a", generation=1) == [[E.NONE]]
+    rig.mark(7, commits=True)
+    # One partition of another member, or of nobody, refuses the whole.
+    stale = E.STALE_MEMBER_EPOCH
+    assert rig.commit("g", "a", 1, {("t", 0): 7, ("t", 2): 7}) == [[stale, stale]]
+    assert rig.commit("g", "a", 1, {("gone", 0): 7}) == [[stale]]
+    refused = rig.commit_in((7, 0), "g", {("t", 2): 7}, member_id="a", generation=1)
+    assert refused == [[E.ILLEGAL_GENERATION]]
+    assert rig.commit("g", "a", 3, {("t", 0): 7}) == [[stale]]
+    # b has had its partitions since epoch 2 and no longer, whatever epoch it says.
+    assert one(rig, "b", 2).assignment == parts("t", 2, 3)
+    assert one(rig, "b", -1).error is E.NONE
+    assert one(rig, "a", 2).assignment == parts("t", 0, 1, 2, 3)
+    assert rig.commit("g", "a", 2, {("t", 2): 7}) == [[stale]]
+    rig.fail_over()
+    assert rig.commit("g", "a", 2, {("t", 2): 7}) == [[stale]]
+    assert rig.commit("g", "a", 1, {("t", 0): 8}) == [[E.NONE]]
+    assert rig.offsets("g") == {("t", 0): 8, ("t", 1): 5}
+
+
+def test_a_member_that_was_stored_without_assignment_epochs_commits_in_its_own_epoch() -> None:
+    rig = rig_with(t=1)
+    one(rig, "a", 0)
+    rig.topics.set(t=2)
+    assert one(rig, "a", 1).epoch == 2
+    for offset, record in enumerate(rig.log.records):
+        assert isinstance(record, rec.Record)
+        about = rec.read_key(record.key)
+        if about is not None and about.kind == rec.CURRENT_MEMBER and record.value is not None:
+            before = rec.read_current(record.value)._replace(assigned_since={}, revoking_since={})
+            rig.log.records[offset] = rec.Record(record.key, rec.put_current(before))
+    rig.fail_over()
+    assert rig.commit("g", "a", 1, {("t", 0): 5}) == [[E.STALE_MEMBER_EPOCH]]
+    assert rig.commit("g", "a", 2, {("t", 0): 5}) == [[E.NONE]]
 
 
 def test_a_group_changes_its_kind_while_it_is_empty() -> None:
@@ -363,6 +437,31 @@ def test_a_group_changes_its_kind_while_it_is_empty() -> None:
     rig.fail_over()
     assert [(v.kind, v.state) for v in rig.shard.list_groups()] == [("classic", "Stable")]
     assert rig.offsets("g") == {("t", 0): 5}
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_offsets_of_a_group_count_from_its_last_member_on(moves: bool) -> None:
+    """A member that reads a quiet topic commits nothing for weeks: its restart is not the end of its offsets."""
+    day_ms = 24 * 60 * 60 * 1000
+    rig = rig_with(t=1)
+    one(rig, "a", 0)
+    assert rig.commit("g", "a", 1, {("t", 0): 5}) == [[E.NONE]]
+    rig.clock.now_ms += 30 * day_ms
+    one(rig, "a", -1)
+    if moves:
+        rig.clock.now_ms += day_ms
+        rig.fail_over()
+    rig.shard.expire()
+    rig.settle()
+    assert rig.offsets("g") == {("t", 0): 5}
+    rig.clock.now_ms += 6 * day_ms
+    rig.shard.expire()
+    rig.settle()
+    assert rig.offsets("g") == ({} if moves else {("t", 0): 5})
+    rig.clock.now_ms += day_ms
+    rig.shard.expire()
+    rig.settle()
+    assert (rig.shard.groups, rig.shard.offsets) == ({}, {})
 
 
 def test_an_empty_group_is_deleted_with_all_that_it_had() -> None:
@@ -452,14 +551,17 @@ def test_a_classic_group_is_upgraded_while_it_works() -> None:
     assert one(rig, "n", 2).assignment == parts("t", 2, 3)
     assert rig.heartbeat("g", old, 2) is E.NONE
     assert group_of(rig).state == "Stable"
-    assert rig.commit("g", old, 1, {("t", 0): 8}) == [[E.ILLEGAL_GENERATION]]
+    # What it has given up it does not commit any more; what it had in that generation, and has, it does.
+    assert rig.commit("g", old, 1, {("t", 2): 8}) == [[E.ILLEGAL_GENERATION]]
+    assert rig.commit("g", old, 1, {("t", 1): 8}) == [[E.NONE]]
+    assert rig.commit("g", old, 3, {("t", 1): 9}) == [[E.ILLEGAL_GENERATION]]
     assert rig.heartbeat("g", old, 1) is E.ILLEGAL_GENERATION
     assert rig.sync("g", old, 1)[0].error is E.ILLEGAL_GENERATION
     assert rig.sync("g", old, 2, protocol="range")[0].error is E.INCONSISTENT_GROUP_PROTOCOL
     assert rig.shard.leave("g", [(old, None), ("who", None)]) == (E.NONE, [E.NONE, E.UNKNOWN_MEMBER_ID])
     rig.settle()
     assert one(rig, "n", 2).assignment == parts("t", 0, 1, 2, 3)
-    assert rig.offsets("g") == {("t", 0): 7}
+    assert rig.offsets("g") == {("t", 0): 7, ("t", 1): 8}
 
 
 def test_who_waits_in_the_classic_group_joins_again() -> None:
@@ -504,6 +606,18 @@ def test_classic_members_of_a_consumer_group_have_sessions_and_deadlines() -> No
     assert (again.error, again.member_id != static.member_id) == (E.NONE, True)
     assert rig.shard.heartbeat("g", static.member_id, "i", static.generation) is E.FENCED_INSTANCE_ID
     assert rig.shard.leave("g", [("", "i"), ("", "j")])[1] == [E.NONE, E.UNKNOWN_MEMBER_ID]
+
+
+def test_a_classic_static_member_that_was_replaced_does_not_take_its_name_back() -> None:
+    rig = rig_with(t=2)
+    one(rig, "n", 0)
+    old = rig.join("g", protocols=owning(), instance_id="i")[0]
+    new = rig.join("g", protocols=owning(), instance_id="i")[0]
+    # It was paused, and its JoinGroup comes before any Heartbeat of it.
+    again = rig.join("g", old.member_id, protocols=owning(), instance_id="i")[0]
+    assert again.error is E.FENCED_INSTANCE_ID
+    assert group_of(rig).static == {"i": new.member_id}
+    assert rig.join("g", "who", protocols=owning(), instance_id="j")[0].error is E.UNKNOWN_MEMBER_ID
 
 
 def test_topics_that_changed_while_nobody_coordinated_are_noticed() -> None:

@@ -13,8 +13,10 @@ from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_kafka.records.markers import read_marker
 from penstock_storage_node.log import PartitionLog
+from penstock_storage_node.log.aborted_index import encode_entries
 from penstock_storage_node.log.compaction.rewrite import Cleaner, DamagedSource
 from penstock_storage_node.log.compaction.worker import request_from
+from penstock_storage_node.log.transactions import AbortedTransaction
 from support.simulated_fs import SimulatedCrash, SimulatedFileSystem, keep_all, keep_random
 from unit.storage_node.log.compaction.compaction_model import COMPACT, compact, compact_all
 from unit.storage_node.log.log_model import NOW_MS, new_disk, new_log, reopen, run_job
@@ -132,6 +134,28 @@ def test_an_aborted_value_replaces_no_committed_one_though_its_marker_stands_in_
     assert compact(fs, t.log) is not None
     assert last_values(t.log)[b"key"] == b"committed"
     check(t, fs)
+
+
+def test_what_a_killed_worker_left_of_an_aborted_index_is_not_taken_for_the_new_segments() -> None:
+    """Its entry would outlive its marker: readers would leave out what the producer has committed since."""
+    fs = new_disk()
+    directory, log = new_log(fs, SMALL)
+    t = TransactionalLog(random.Random(1), log)
+    for number in range(4):
+        put(t, b"key", b"%d" % number, 0)
+    t.end(t.producers[0], commits=True)
+    close_segment(t)
+    row = AbortedTransaction(t.producers[0].producer_id, 0, 4, 5)
+    left = fs.create(f"{log.segments[0].path[:-4]}.txnindex.cleaned")
+    fs.pwritev(left, [encode_entries([row])], 0)
+    assert compact(fs, log) is not None
+    check(t, fs)
+    log.close(clean=True)
+    directory.offsets.write([(log, log.log_end_offset)])
+    directory.close(clean=True)
+    _, again = reopen(fs.restart(), SMALL)
+    assert last_values(again)[b"key"] == b"3"
+    assert not aborted_between(again, 0, again.log_end_offset)
 
 
 def test_a_marker_stays_while_a_batch_without_records_does() -> None:

@@ -5,8 +5,10 @@ Nothing of it decides what is moved where; another active controller begins with
 
 from __future__ import annotations
 
+from penstock_controller.state.operations.engine.kinds import live_operations
 from penstock_controller.state.operations.engine.memory import EngineState
 from penstock_controller.state.operations.engine.progress import History, measured, progress_of
+from penstock_controller.state.operations.engine.stages import Stage
 from penstock_controller.state.operations.engine.throttle import (
     AutoThrottle,
     ProduceLatency,
@@ -25,7 +27,8 @@ class OperationMeters:
     def __init__(self) -> None:
         self.engine = EngineState()
         self.limit_bytes_per_s = 0
-        """What each node may copy per second and direction; 0 without bound."""
+        """What each node may copy per second and direction, as of the last look; 0 without bound."""
+        self._has_looked = False
         self._latency = ProduceLatency()
         self._histories: dict[int, History] = {}
 
@@ -42,10 +45,30 @@ class OperationMeters:
             elif history.auto is not None:
                 history.auto.look(self._latency.open)
             history.observe(image, record, reports, now_ms)
+        self.rerate(image)
+
+    def rerate(self, image: MetadataImage) -> None:
+        """What counts now. Quick once the moves of each operation were looked at."""
+        self._has_looked = True
         autos = {i: h.auto for i, h in self._histories.items() if h.auto is not None}
-        self.limit_bytes_per_s = effective_bytes_per_s(going_on, autos)
+        copying = [record for record in live_operations(image) if not self._stands_still(image, record)]
+        self.limit_bytes_per_s = effective_bytes_per_s(copying, autos)
         for history in self._histories.values():
             history.limit_bytes_per_s = self.limit_bytes_per_s
+
+    def limit_to_tell(self, image: MetadataImage) -> int:
+        """As of the last look. Before the first one nodes must not hear that there is no bound: they would copy at full
+        speed what an earlier active controller had begun."""
+        return (
+            self.limit_bytes_per_s if self._has_looked else effective_bytes_per_s(live_operations(image), {})
+        )
+
+    def _stands_still(self, image: MetadataImage, record: pb.OperationRecord) -> bool:
+        """Whether it is paused and none of its moves is under way: it copies nothing, so its rate is nobody's."""
+        if record.state != pb.OPERATION_STATE_PAUSED:
+            return False
+        stages = self.engine.ledgers.of(image, record).stages
+        return not (stages[Stage.RUNNING] or stages[Stage.BACK])
 
     @property
     def auto_bytes_per_s(self) -> int:

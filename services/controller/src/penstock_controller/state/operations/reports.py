@@ -68,6 +68,17 @@ class NodeState:
     reported_ms: int = 0
     """By the controller's monotonic clock."""
 
+    def drop_empty(self, report: pb.NodeReport) -> None:
+        """Keep nothing of replicas that are empty, or gone: all is told, so not to be here says it."""
+        if report.last_of_all:
+            empty = [key for key, size_bytes in self.sizes.items() if not size_bytes]
+        else:
+            told = [each for each in report.sizes if not each.size_bytes]
+            empty = [TopicPartition(TopicId(each.topic_id), each.partition) for each in told]
+        for key in empty:
+            self.sizes.pop(key, None)
+            self.growth.pop(key, None)
+
 
 class Reports:
     """The newest of every node."""
@@ -93,6 +104,8 @@ class Reports:
             elif before is not None and before != each.size_bytes:
                 state.growth[key] = Growth(each.size_bytes, now_ms, each.size_bytes, now_ms)
         state.is_whole = state.is_whole or report.last_of_all
+        if state.is_whole:
+            state.drop_empty(report)
         state.disk_total_bytes = report.disk_total_bytes
         state.disk_free_bytes = report.disk_free_bytes
         state.log_bytes = report.log_bytes

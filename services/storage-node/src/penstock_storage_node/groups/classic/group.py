@@ -16,7 +16,7 @@ from typing import Final
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.holdings import NOBODYS, Holdings, Owner, protocols_bytes
 from penstock_storage_node.groups.records import GroupValue, MemberValue, subscribed_topics
-from penstock_storage_node.groups.store import must
+from penstock_storage_node.groups.store import PlacesOf, must
 from penstock_storage_node.timers import Timer
 
 CONSUMER_PROTOCOL: Final = "consumer"
@@ -124,6 +124,8 @@ class ClassicGroup:
     new_member_added: bool = False
     initial_left_ms: int = 0
     """How much longer the first rebalance may be put off."""
+    assigned_generation: int = -1
+    """The last one whose leader has sent an assignment."""
     stored: bool = False
     """The log has a record of it."""
     holdings: Holdings = field(default_factory=Holdings)
@@ -199,7 +201,7 @@ class ClassicGroup:
         return self.is_consumer if self.topics is None else topic in self.topics
 
     def check_commit(
-        self, member_id: str, instance_id: str | None, generation: int, version: int
+        self, member_id: str, instance_id: str | None, generation: int, version: int, places: PlacesOf
     ) -> ErrorCode:
         """Whether that member may commit; anybody may to an empty group. Versions make no difference."""
         if generation < 0 and self.state is GroupState.EMPTY:
@@ -215,7 +217,7 @@ class ClassicGroup:
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is GroupState.COMPLETING else ErrorCode.NONE
 
     def check_transactional_commit(
-        self, member_id: str, instance_id: str | None, generation: int
+        self, member_id: str, instance_id: str | None, generation: int, places: PlacesOf
     ) -> ErrorCode:
         """Whether that member may commit in a transaction; that it waits for an assignment is no hindrance."""
         if generation < 0 and (self.state is GroupState.EMPTY or not (member_id or instance_id is not None)):

@@ -365,8 +365,9 @@ class ClassicProtocol:
             answer_sync(member, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
         member.awaiting_sync = reply
         self._synced(group, member.member_id)
-        if group.leader != member.member_id:
-            return
+        if group.leader != member.member_id or group.assigned_generation == group.generation:
+            return  # a second assignment would be in the log and not in memory, or the other way round
+        group.assigned_generation = group.generation
         given = dict(request.assignments)
         assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
         generation = group.generation

@@ -61,7 +61,7 @@ class ClassicMembers:
                 self._classic.join(self._classic.make_group(group.group_id, request.owner), request, reply)
             return
         subscription = read_subscription(request.protocols[0][1]) if request.protocols else None
-        if request.protocol_type != CONSUMER_PROTOCOL or subscription is None or not subscription.topics:
+        if request.protocol_type != CONSUMER_PROTOCOL or subscription is None:
             reply(JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
             return
         member_id = request.member_id
@@ -70,6 +70,12 @@ class ClassicMembers:
             if request.instance_id is None and request.member_id_required:
                 reply(JoinResult(ErrorCode.MEMBER_ID_REQUIRED, member_id))
                 return
+        elif request.instance_id is not None and group.static.get(request.instance_id) != member_id:
+            # Only who has no member id yet takes a name: one that was replaced would fence its successor.
+            is_free = request.instance_id not in group.static
+            error = ErrorCode.UNKNOWN_MEMBER_ID if is_free else ErrorCode.FENCED_INSTANCE_ID
+            reply(JoinResult(error, member_id))
+            return
         known = group.members.get(member_id)
         if known is not None and known.instance_id != request.instance_id:
             reply(JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id))

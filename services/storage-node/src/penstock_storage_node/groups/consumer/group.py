@@ -18,7 +18,7 @@ from penstock_core.errors import ErrorCode
 from penstock_core.ids import TopicId
 from penstock_storage_node.groups.holdings import NOBODYS, Owner, protocols_bytes
 from penstock_storage_node.groups.records import Assignment, ConsumerMemberValue, CurrentValue
-from penstock_storage_node.groups.store import must
+from penstock_storage_node.groups.store import PlacesOf, must
 
 Parts = frozenset[tuple[TopicId, int]]
 """Partitions by topic id."""
@@ -57,6 +57,8 @@ class ConsumerMember:
     state: int = STABLE
     assigned: Parts = NOTHING
     revoking: Parts = NOTHING
+    since: Mapping[tuple[TopicId, int], int] = field(default_factory=dict)
+    """In which epoch each of those was assigned (KIP-1251)."""
     owner: Owner = NOBODYS
     """Whose it is, see `holdings`."""
 
@@ -108,6 +110,15 @@ class ConsumerMember:
             self.state,
             to_assignment(self.assigned),
             to_assignment(self.revoking),
+            to_epochs(self.assigned, self.since),
+            to_epochs(self.revoking, self.since),
+        )
+
+    def had(self, parts: Iterable[tuple[TopicId | None, int]], epoch: int) -> bool:
+        """Whether it has all of them, or has yet to give them up, and had them in that epoch already."""
+        return all(
+            topic_id is not None and self.since.get((topic_id, number), epoch + 1) <= epoch
+            for topic_id, number in parts
         )
 
 
@@ -143,6 +154,8 @@ class ConsumerGroup:
     """By regular expression, where rights are looked at; never changed in place."""
     held_bytes: int = 0
     """What its members said of themselves, all together."""
+    epoch_ms: int = -1
+    """When its epoch rose last, in ms since 1970; -1 where that is not known."""
 
     def draft(self) -> ConsumerGroup:
         """A copy to change."""
@@ -158,7 +171,13 @@ class ConsumerGroup:
             self.seen,
             self.resolved,
             self.held_bytes,
+            self.epoch_ms,
         )
+
+    def raise_epoch(self, wall_ms: int) -> None:
+        """Members or topics are others."""
+        self.epoch += 1
+        self.epoch_ms = wall_ms
 
     @property
     def state(self) -> str:
@@ -203,8 +222,9 @@ class ConsumerGroup:
         return True
 
     @property
-    def emptied_ms(self) -> None:
-        """Its records don't say: offsets count from their commits."""
+    def emptied_ms(self) -> int | None:
+        """With its last member its epoch rose for the last time, and that record says when."""
+        return self.epoch_ms if self.epoch_ms >= 0 and not self.members else None
 
     def session_of(self, member_id: str) -> None:
         """Heartbeats alone are signs of life."""
@@ -217,23 +237,24 @@ class ConsumerGroup:
         return topic in self.topics or any(topic in m.topics for m in self.members.values())
 
     def check_commit(
-        self, member_id: str, instance_id: str | None, generation: int, version: int
+        self, member_id: str, instance_id: str | None, generation: int, version: int, places: PlacesOf
     ) -> ErrorCode:
         """Whether that member may commit in that epoch; anybody may to an empty group. A member's id says
-        all: its instance id makes no difference."""
+        all: its instance id makes no difference. An epoch that it has left behind will do where it had all of
+        `places` in it and has them still (KIP-1251): a heartbeat may have overtaken the commit."""
         if generation < 0 and not self.members:
             return ErrorCode.NONE
         member = self.members.get(member_id)
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        if member.classic is not None:
-            return ErrorCode.NONE if generation == member.epoch else ErrorCode.ILLEGAL_GENERATION
-        if version < _EPOCHS_SINCE:
+        if member.classic is None and version < _EPOCHS_SINCE:
             return ErrorCode.UNSUPPORTED_VERSION
-        return ErrorCode.NONE if generation == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
+        if _is_of_epoch(member, generation, places):
+            return ErrorCode.NONE
+        return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION
 
     def check_transactional_commit(
-        self, member_id: str, instance_id: str | None, generation: int
+        self, member_id: str, instance_id: str | None, generation: int, places: PlacesOf
     ) -> ErrorCode:
         """Whether that member may commit in a transaction in that epoch; the request knows no other error than
         ILLEGAL_GENERATION for a stale one."""
@@ -242,7 +263,7 @@ class ConsumerGroup:
         member = self.members.get(member_id)
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE if generation == member.epoch else ErrorCode.ILLEGAL_GENERATION
+        return ErrorCode.NONE if _is_of_epoch(member, generation, places) else ErrorCode.ILLEGAL_GENERATION
 
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:
         """Whether that member may fetch offsets; without a member id it is an administrator."""
@@ -314,7 +335,8 @@ class ConsumerGroup:
         kept = member.assigned & target
         revoking = member.assigned - target
         if revoking:
-            return replace(member, state=UNREVOKED, assigned=kept, revoking=revoking)
+            since = {part: member.since[part] for part in member.assigned}
+            return replace(member, state=UNREVOKED, assigned=kept, revoking=revoking, since=since)
         wanted = target - kept
         free = frozenset(p for p in wanted if self.owners.get(p, member.member_id) == member.member_id)
         epoch = self.assignment_epoch
@@ -325,6 +347,7 @@ class ConsumerGroup:
             state=STABLE if len(free) == len(wanted) else UNRELEASED,
             assigned=kept | free,
             revoking=NOTHING,
+            since={part: member.since[part] for part in kept} | dict.fromkeys(free, epoch),
         )
 
     # -- what must always hold ----------------------------------------------------------------
@@ -366,6 +389,34 @@ class ConsumerGroup:
         must(not member.assigned & member.revoking, name, "what is revoked is not assigned", member)
         if member.state == STABLE and epoch == self.assignment_epoch:
             must(member.assigned == self.targets[member_id], name, "STABLE has its whole target", member)
+        owned = member.assigned | member.revoking
+        must(member.since.keys() == owned, name, "what is owned is so since an epoch", member)
+
+
+def _is_of_epoch(member: ConsumerMember, epoch: int, places: PlacesOf) -> bool:
+    return epoch == member.epoch or (0 <= epoch < member.epoch and member.had(places(), epoch))
+
+
+def to_epochs(parts: Iterable[tuple[TopicId, int]], since: Mapping[tuple[TopicId, int], int]) -> Assignment:
+    """In which epoch each was assigned, in the order of `to_assignment`."""
+    return {
+        topic_id: tuple(since[topic_id, number] for number in numbers)
+        for topic_id, numbers in to_assignment(parts).items()
+    }
+
+
+def since_of(value: CurrentValue) -> dict[tuple[TopicId, int], int]:
+    """In which epoch each partition of a stored member was assigned. Older records don't say: no commit of an epoch
+    before the member's own is taken by them, as ever."""
+    found: dict[tuple[TopicId, int], int] = {}
+    for assignment, since in (
+        (value.revoking, value.revoking_since),
+        (value.assigned, value.assigned_since),
+    ):
+        for topic_id, numbers in assignment.items():
+            epochs = since.get(topic_id, (max(value.epoch, 0),) * len(numbers))
+            found.update(((topic_id, number), at) for number, at in zip(numbers, epochs, strict=True))
+    return found
 
 
 def to_assignment(parts: Iterable[tuple[TopicId, int]]) -> Assignment:

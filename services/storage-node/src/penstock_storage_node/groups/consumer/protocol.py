@@ -30,6 +30,7 @@ from penstock_storage_node.groups.consumer.group import (
     ConsumerGroup,
     ConsumerMember,
     Parts,
+    since_of,
     to_assignment,
     to_parts,
 )
@@ -178,7 +179,8 @@ class ConsumerProtocol:
                 raise invalid("RebalanceTimeoutMs must be provided in first request.")
             if request.owned is None or request.owned:
                 raise invalid("TopicPartitions must be empty when (re-)joining.")
-            if not request.topics and not request.regex:
+            # To nothing so far is a subscription too: a pattern that the client looks at may match later.
+            if request.topics is None and request.regex is None:
                 raise invalid("Either SubscribedTopicNames or SubscribedTopicRegex must be set first.")
         if request.assignor is not None and request.assignor not in ASSIGNORS:
             known = ", ".join(ASSIGNORS)
@@ -245,6 +247,7 @@ class ConsumerProtocol:
                 epoch=group.generation,
                 previous_epoch=group.generation,
                 assigned=assigned,
+                since=dict.fromkeys(assigned, group.generation),
                 owner=m.owner,
             )
             upgraded.put(member)
@@ -323,6 +326,9 @@ class ConsumerProtocol:
         self._finish(group, draft, records, result, reply)
         current = self._groups.get(group.group_id)
         if isinstance(current, ConsumerGroup) and after.member_id in current.members:
+            if current is draft and after.revoking != before.revoking:
+                # What it was to give up before, or to join for, it has: for this it has its whole timeout.
+                self._unhurry(group.group_id, after.member_id)
             self.watch(current, current.members[after.member_id])
 
     def _check_room(
@@ -448,6 +454,7 @@ class ConsumerProtocol:
             state=0,
             assigned=NOTHING,
             revoking=NOTHING,
+            since={},
         )
         draft.put(member)
         return member
@@ -482,7 +489,7 @@ class ConsumerProtocol:
             draft.seen = token
             if topics != draft.topics:
                 draft.topics = topics
-                draft.epoch += 1
+                draft.raise_epoch(self.store.wall_ms())
                 value = rec.put_epoch(draft.epoch)
                 records.append(Record(self._key(draft, rec.CONSUMER_GROUP), value))
         if draft.epoch <= draft.assignment_epoch:
@@ -548,7 +555,14 @@ class ConsumerProtocol:
             return
         draft = group.draft()
         # It keeps its partitions for a session; what it was to give up it has given up.
-        away = replace(member, epoch=LEAVE_FOR_NOW, previous_epoch=member.epoch, state=0, revoking=NOTHING)
+        away = replace(
+            member,
+            epoch=LEAVE_FOR_NOW,
+            previous_epoch=member.epoch,
+            state=0,
+            revoking=NOTHING,
+            since=dict.fromkeys(member.assigned, 0),
+        )
         draft.put(away)
         key = self._key(draft, rec.CURRENT_MEMBER, member_id)
         self._finish(group, draft, [Record(key, rec.put_current(away.current()))], result, reply)
@@ -561,7 +575,7 @@ class ConsumerProtocol:
         for member_id in member_ids:
             records += self._tombstones(draft, member_id)
             draft.remove(member_id)
-        draft.epoch += 1
+        draft.raise_epoch(self.store.wall_ms())
         draft.seen = None
         draft.topics = self._subscribed(draft)
         records.append(Record(self._key(draft, rec.CONSUMER_GROUP), rec.put_epoch(draft.epoch)))
@@ -607,6 +621,11 @@ class ConsumerProtocol:
         if not revoke.is_set:
             self._timers.set(revoke, self._clock_ms() + max(member.rebalance_timeout_ms, 0))
 
+    def _unhurry(self, group_id: str, member_id: str) -> None:
+        timers = self._sessions.get((group_id, member_id))
+        if timers is not None:
+            timers[1].cancel()
+
     def _unwatch(self, group_id: str, member_id: str) -> None:
         for timer in self._sessions.pop((group_id, member_id), ()):
             timer.cancel()
@@ -641,8 +660,8 @@ class ConsumerProtocol:
 
     # -- the log ------------------------------------------------------------------------------
 
-    def replay(self, about: rec.Key, value: bytes | None) -> None:
-        """Take in one record of a consumer group."""
+    def replay(self, about: rec.Key, value: bytes | None, at_ms: int = -1) -> None:
+        """Take in one record of a consumer group, which was written at `at_ms` since 1970."""
         name, member_id = about.group_id, about.member_id
         group = self._groups.get(name)
         if not isinstance(group, ConsumerGroup):
@@ -654,7 +673,7 @@ class ConsumerProtocol:
             if value is None:
                 del self._groups[name]
             else:
-                group.epoch = rec.read_epoch(value)
+                group.epoch, group.epoch_ms = rec.read_epoch(value), at_ms
         elif about.kind == rec.TARGET_EPOCH:
             group.assignment_epoch = 0 if value is None else rec.read_epoch(value)
         elif about.kind == rec.TARGET_MEMBER:
@@ -669,7 +688,7 @@ class ConsumerProtocol:
             if about.kind == rec.CONSUMER_MEMBER and value is not None:
                 member = member.with_value(rec.read_consumer_member(value))
             elif value is None:
-                member = replace(member, epoch=0, state=0, assigned=NOTHING, revoking=NOTHING)
+                member = replace(member, epoch=0, state=0, assigned=NOTHING, revoking=NOTHING, since={})
             else:
                 current = rec.read_current(value)
                 member = replace(
@@ -679,6 +698,7 @@ class ConsumerProtocol:
                     state=current.state,
                     assigned=to_parts(current.assigned),
                     revoking=to_parts(current.revoking),
+                    since=since_of(current),
                 )
             group.put(member)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from penstock_core.ids import TopicId
@@ -11,6 +12,8 @@ from penstock_storage_node.groups.consumer.group import ConsumerGroup, ConsumerM
 from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeatResult
 from penstock_storage_node.kafka.groups_codec.hot import put_consumer_heartbeat
 
+NameOf = Callable[[TopicId], str | None]
+"""The name of a topic; None where it is gone."""
 CLASSIC_MEMBER_TYPE: Final = 0
 CONSUMER_MEMBER_TYPE: Final = 1
 
@@ -36,22 +39,23 @@ def encode_consumer_heartbeat(
     return codec.encode_response(header, response)
 
 
-def _topics(header: RequestHeader, parts: Parts, names: dict[TopicId, str] | None) -> tuple[Any, ...]:
+def _topics(header: RequestHeader, parts: Parts, name_of: NameOf | None) -> tuple[Any, ...]:
+    """`name_of` None: names are not told."""
     item = codec.entity_type(header.api_key, header.api_version, "TopicPartitions")
-    return tuple(
-        codec.build(
-            item,
-            topic_id=topic_id,
-            topic_name="" if names is None else names.get(topic_id, ""),
-            partitions=partitions,
-        )
+    named = (
+        (topic_id, "" if name_of is None else name_of(topic_id), partitions)
         for topic_id, partitions in to_assignment(parts).items()
+    )
+    return tuple(
+        codec.build(item, topic_id=topic_id, topic_name=name, partitions=partitions)
+        for topic_id, name, partitions in named
+        if name is not None
     )
 
 
-def encode_described(header: RequestHeader, group: ConsumerGroup, operations: int) -> Any:
-    """One group of a ConsumerGroupDescribe response."""
-    names = {topic_id: name for name, (topic_id, _) in group.topics.items()}
+def encode_described(header: RequestHeader, group: ConsumerGroup, operations: int, name_of: NameOf) -> Any:
+    """One group of a ConsumerGroupDescribe response. What a member has yet to give up is its own until then; a topic
+    that is gone has no name, and is left out (ConsumerGroupMember.asConsumerGroupDescribeMember)."""
     return codec.build(
         codec.entity_type(header.api_key, header.api_version, "DescribedGroup"),
         error_code=0,
@@ -61,14 +65,12 @@ def encode_described(header: RequestHeader, group: ConsumerGroup, operations: in
         group_epoch=group.epoch,
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.assignor,
-        members=tuple(_member(header, group, member, names) for member in group.members.values()),
+        members=tuple(_member(header, group, member, name_of) for member in group.members.values()),
         authorized_operations=operations,
     )
 
 
-def _member(
-    header: RequestHeader, group: ConsumerGroup, member: ConsumerMember, names: dict[TopicId, str]
-) -> Any:
+def _member(header: RequestHeader, group: ConsumerGroup, member: ConsumerMember, name_of: NameOf) -> Any:
     of = (header.api_key, header.api_version)
     assignment_type = codec.entity_type(*of, "Assignment")
     target = group.targets.get(member.member_id, frozenset())
@@ -82,7 +84,9 @@ def _member(
         client_host=member.client_host,
         subscribed_topic_names=member.topics,
         subscribed_topic_regex=member.regex,
-        assignment=codec.build(assignment_type, topic_partitions=_topics(header, member.assigned, names)),
-        target_assignment=codec.build(assignment_type, topic_partitions=_topics(header, target, names)),
+        assignment=codec.build(
+            assignment_type, topic_partitions=_topics(header, member.assigned | member.revoking, name_of)
+        ),
+        target_assignment=codec.build(assignment_type, topic_partitions=_topics(header, target, name_of)),
         member_type=CONSUMER_MEMBER_TYPE if member.classic is None else CLASSIC_MEMBER_TYPE,
     )

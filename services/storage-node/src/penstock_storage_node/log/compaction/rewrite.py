@@ -375,6 +375,9 @@ class _Writer:
         create_with(fs, segment.time_index.path + CLEANED, times, sync=True)
         if self.aborted or fs.exists(segment.aborted.path):
             create_with(fs, segment.aborted.path + CLEANED, encode_entries(self.aborted), sync=True)
+        else:
+            # Of a run that was killed, with entries of then.
+            unlink_if_exists(fs, segment.aborted.path + CLEANED)
         return CleanedGroup(
             segment.base_offset,
             sources,

@@ -49,8 +49,8 @@ def cancelled(image: MetadataImage, ledger: Ledger, now_ms: int) -> list[pb.Meta
 
 
 def done(image: MetadataImage, ledger: Ledger, now_ms: int) -> list[pb.MetadataRecord]:
-    """All that was to move has moved. Nodes that are to go are gone with it, in the same command; what a node that was
-    replaced in its place had before is refused from then on."""
+    """All that was to move has moved. Nodes that are to go are gone with it, in the same command; what they had before,
+    or a node that was replaced in its place, is refused from then on."""
     record = ledger.record
     removed = [n for n in removed_by(record) if n in image.nodes]
     records = [] if removed_by(record) else policies.drained(image, record)
@@ -62,8 +62,16 @@ def done(image: MetadataImage, ledger: Ledger, now_ms: int) -> list[pb.MetadataR
         )
         records.append(pb.MetadataRecord(retired_directory=retired))
         records.append(pb.MetadataRecord(node_removed=pb.NodeRemovedRecord(node_id=node_id)))
-    records += directories.replaced(image, refilled_by(record), record.operation_id)
-    return records + ended(image, ledger, pb.OPERATION_STATE_DONE, now_ms, phase="done")
+    records += directories.replaced(image, (*removed, *refilled_by(record)), record.operation_id)
+    # That a disk of before was changed once is no news of the one that it has now.
+    same = [n for n in refilled_by(record) if n in image.nodes and not directories.former(image, n)]
+    reason = ""
+    if same:
+        reason = (
+            f"node {same[0]} has the directory that it had: nothing was made anew, and none is refused for it; to "
+            "change its disk, start it with an empty one, then replace it again"
+        )
+    return records + ended(image, ledger, pb.OPERATION_STATE_DONE, now_ms, phase="done", reason=reason)
 
 
 def left_over(

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock_controller.state.nodes import wanted_min_isr
-from penstock_controller.state.operations.engine.kinds import drained_by, mended_by
+from penstock_controller.state.operations.engine.kinds import (
+    REASSIGNMENT,
+    drained_by,
+    live_operations,
+    mended_by,
+)
 from penstock_controller.state.operations.engine.stages import Rank, Slot, Stage, stage_of
 from penstock_controller.state.operations.planner.domains import Domains
 from penstock_controller.state.partitions import Rules
@@ -175,7 +180,11 @@ class Ledger:
             self._weigh(slot, partition, rules)
         if slot.stage is Stage.RUNNING:
             slot.seen_running = True
-        elif slot.stage is Stage.TODO and slot.seen_running:
+        elif (
+            slot.stage is Stage.TODO
+            and slot.seen_running
+            and self.record.state != pb.OPERATION_STATE_CANCELLING
+        ):
             # It was on its way, and only somebody else takes it back while the operation runs.
             slot.stage = Stage.FOREIGN
         self.stages[slot.stage][number] = slot
@@ -238,3 +247,11 @@ class Ledgers:
             ledger = self._ledgers[record.operation_id] = Ledger(record)
         ledger.update(image, record)
         return ledger
+
+    def in_window(self, image: MetadataImage) -> list[Ledger]:
+        """Of all operations whose moves share the window: all that ever began, paused and waiting again or not."""
+        return [
+            self.of(image, record)
+            for record in live_operations(image)
+            if record.kind != REASSIGNMENT and record.started_ms
+        ]

@@ -173,7 +173,7 @@ def waiting_for(image: MetadataImage, ledger: Ledger, reports: Reports, ledgers:
         return stuck
     if not ledger.count(Stage.TODO):
         return _refill(image, record)
-    return _next(image, ledger, Window(image, [ledger], reports))
+    return _next(image, ledger, Window(image, ledgers.in_window(image), reports))
 
 
 def _refill(image: MetadataImage, record: pb.OperationRecord) -> str:
@@ -214,6 +214,8 @@ def _next(image: MetadataImage, ledger: Ledger, window: Window) -> str:
             by_reason.setdefault("a leader", []).append(slot)
         elif (full := window.lacks_room(slot)) is not None:
             by_reason.setdefault(f"room on the disk of node {full}", []).append(slot)
+        else:
+            by_reason.setdefault("other operations' moves at the same nodes", []).append(slot)
     return _said(by_reason)
 
 

@@ -225,7 +225,10 @@ class _Restart:
     def _obstacle(self, *, patient: bool = True) -> str | None:
         """Why it may not go on; None while that is not known yet, or only for a moment."""
         step = step_under_way(self._new)
-        if self._view.executor_gone and not (step is not None and step.reason):
+        following = self._next() if step is None else None
+        # With nothing left to restart nobody lacks the command.
+        is_wanted = following is not None or (step is not None and not step.reason)
+        if self._view.executor_gone and is_wanted:
             return (
                 f"{EXECUTOR_GONE}: the command that restarts processes was ended; "
                 f"`penstock operation resume {self._new.operation_id} --via ...` goes on"
@@ -233,7 +236,6 @@ class _Restart:
         if step is not None:
             # That it is late is why the command ended, too.
             return step.reason
-        following = self._next()
         closed = "" if following is None else self._closed(following)
         if closed == "":
             self._memory.met()

@@ -215,7 +215,7 @@ def control_operation(
 ) -> Generated[api.ControlOperationResponse]:
     """Pause, resume, cancel or throttle. What is so already stays so, and is no error."""
     try:
-        old = _live(ctx.image, request.operation_id)
+        old = _live(ctx.image, request.operation_id, request.control)
         new = pb.OperationRecord()
         new.CopyFrom(old)
         _control(ctx.image, new, request, now_ms)
@@ -231,14 +231,18 @@ def control_operation(
     return Generated(reply, records, causes=why)
 
 
-def _live(image: MetadataImage, operation_id: int) -> pb.OperationRecord:
+def _live(
+    image: MetadataImage, operation_id: int, control: api.OperationControl.ValueType
+) -> pb.OperationRecord:
+    """The operation, where there is anything to say to it."""
     record = image.operations.operations.get(operation_id)
     if record is None:
         raise PenstockError(
             ErrorCode.RESOURCE_NOT_FOUND,
             f"there is no operation {operation_id}; see `penstock operation list --all`",
         )
-    if record.state in ENDED:
+    is_so = control == api.OPERATION_CONTROL_CANCEL and record.state == pb.OPERATION_STATE_CANCELLED
+    if record.state in ENDED and not is_so:
         state = pb.OperationState.Name(record.state).removeprefix("OPERATION_STATE_").lower()
         raise PenstockError(
             ErrorCode.POLICY_VIOLATION, f"operation {operation_id} ({record.kind}) has ended: {state}"
@@ -275,6 +279,8 @@ def _control(
             f"operation {record.operation_id} ({record.kind}) is being cancelled and cannot go on; start it again",
         )
     by = request.principal or "an operator"
+    if record.state == pb.OPERATION_STATE_CANCELLED:
+        return
     if what == api.OPERATION_CONTROL_CANCEL:
         record.state = pb.OPERATION_STATE_CANCELLING
         record.phase = "cancelling"

@@ -24,14 +24,12 @@ from penstock_controller.state.operations.engine.kinds import (
     drained_by,
     has_turn,
     judged_by_controllers,
-    live_operations,
     refilled_by,
     waits_for_a_person,
 )
-from penstock_controller.state.operations.engine.ledger import Ledger
 from penstock_controller.state.operations.engine.memory import EngineState
 from penstock_controller.state.operations.engine.reassigned import REPLICAS, TAKEN, conflict_over, some_of
-from penstock_controller.state.operations.engine.stages import Slot, Stage
+from penstock_controller.state.operations.engine.stages import Slot, Stage, target_of
 from penstock_controller.state.operations.engine.window import LIMITS, Limits, Window, unfit
 from penstock_controller.state.operations.plans.gates import HEALTH
 from penstock_controller.state.operations.reports import Reports
@@ -45,6 +43,7 @@ BEGINNING = "beginning"
 LEADERS = "moving leaders"
 BACK = "moving replicas back"
 REFILLING = "making replicas again"
+OTHERS = "waiting for what others are taking off the node"
 
 
 def next_steps(
@@ -133,11 +132,18 @@ class _Step:
         held = self._state.scan(self._image, self._record).look(self._image.topics)
         if held is None:
             return []
-        if not held:
+        refilled = [self._image.nodes.get(n) for n in refilled_by(self._record)]
+        # One that is down, or about to be, is yet to come, though others have nothing of what it held.
+        if not held and not any(node is not None and not node.active for node in refilled):
             return endings.done(self._image, self._ledger, self._now_ms)
-        if refilled_by(self._record):
+        if refilled:
             return self._make.phase(REFILLING)
-        return endings.left_over(self._image, self._ledger, held, self._now_ms)
+        drained = drained_by(self._record)
+        stays = [p for p in held if not {*target_of(p)}.isdisjoint(drained)]
+        if not stays:
+            # Others had begun to take it off the node when this was planned, so it is no part of the plan.
+            return self._make.phase(OTHERS)
+        return endings.left_over(self._image, self._ledger, stays, self._now_ms)
 
     def _go_back(self) -> Records:
         """Cancelling: what is on its way returns to where it was."""
@@ -209,19 +215,12 @@ class _Step:
         if self._record.kind == REASSIGNMENT:
             chosen = list(self._ledger.stages[Stage.TODO].values())[: self._limits.changes_per_step]
         else:
-            chosen = Window(self._image, self._ledgers(), self._reports, self._limits).choose(self._ledger)
+            ledgers = self._state.ledgers.in_window(self._image)
+            chosen = Window(self._image, ledgers, self._reports, self._limits).choose(self._ledger)
         records: Records = []
         for slot in chosen:
             records += self._make.aim(slot, slot.move.replicas)
         return self._make.phase(REPLICAS) + records if records else []
-
-    def _ledgers(self) -> list[Ledger]:
-        """Of all operations whose moves share the window: all that ever began, paused and waiting again or not."""
-        return [
-            self._state.ledgers.of(self._image, other)
-            for other in live_operations(self._image)
-            if other.kind != REASSIGNMENT and other.started_ms
-        ]
 
     def _elect(self) -> Records:
         """Preferred leaders lead where they are in sync."""

@@ -1,6 +1,8 @@
 """How many bytes nodes hold: a large partition for a small one, between the fullest node and another.
 
-Replica counts stay as they are, of each topic too, so partitions are swapped within a topic alone.
+Replica counts stay as they are, of each topic too, so partitions are swapped within a topic alone. But a disk that is
+filled beyond what a plan may fill it to can get nothing, however small, before a large one has left: where counts need
+not be even, such a one gives replicas away.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from itertools import product
+from math import inf
 from typing import Final
 
 from penstock_controller.state.operations.planner.holdings import Holdings, Sized
@@ -20,10 +23,12 @@ ENOUGH: Final = 1.10
 _TRIED_A_STEP: Final = 50
 
 
-def level_bytes(shape: Shape, holdings: Holdings, max_bytes: int | None) -> Generator[None, None, None]:
+def level_bytes(
+    shape: Shape, holdings: Holdings, max_bytes: int | None, *, counts_may_change: bool
+) -> Generator[None, None, None]:
     """Swap until the fullest node is near the mean, nothing helps, or `max_bytes` would be moved."""
     yield from holdings.load_all()
-    moved = 0
+    moved = (yield from _relieve(shape, holdings, max_bytes)) if counts_may_change else 0
     takers = sorted(shape.takers)
     while takers:
         yield
@@ -39,6 +44,50 @@ def level_bytes(shape: Shape, holdings: Holdings, max_bytes: int | None) -> Gene
         holdings.swap(large, fullest, other)
         holdings.swap(small, other, fullest)
         moved += cost
+
+
+def _relieve(shape: Shape, holdings: Holdings, max_bytes: int | None) -> Generator[None, None, int]:
+    """Disks that are too full give as much away as it takes; the bytes to copy for it."""
+    moved = 0
+    for node_id in sorted(shape.keepers):
+        excess = shape.excess_bytes(node_id)
+        while excess > 0:
+            room = inf if max_bytes is None else max_bytes - moved
+            found = yield from _best_gift(shape, holdings, node_id, excess, room)
+            if found is None:
+                break
+            size, index, into = found
+            holdings.swap(index, node_id, into)
+            moved += size
+            excess -= size
+    return moved
+
+
+def _best_gift(
+    shape: Shape, holdings: Holdings, node_id: NodeId, excess_bytes: float, most_bytes: float
+) -> Generator[None, None, tuple[int, int, NodeId] | None]:
+    """(size, partition, who gets it): the smallest one that is enough, else the largest; to who holds fewest bytes."""
+    of, tried = shape.domains.of, 0
+    for into in sorted(shape.takers - {node_id}, key=lambda n: (shape.bytes[n], n)):
+        best: tuple[bool, int, int] | None = None
+        for groups in holdings.topics(node_id).values():
+            for where, sized in groups.items():
+                if not shape.may_swap(where, of[node_id], of[into]):
+                    continue
+                for size, index in sized:
+                    tried += 1
+                    if tried % _TRIED_A_STEP == 0:
+                        yield
+                    key = size < excess_bytes, size if size >= excess_bytes else -size, index
+                    if (
+                        0 < size <= most_bytes
+                        and (best is None or key < best)
+                        and shape.may_take(into, index)
+                    ):
+                        best = key
+        if best is not None:
+            return abs(best[1]), best[2], into
+    return None
 
 
 def _best_swap(

@@ -72,7 +72,7 @@ def plan_moves(
     if Goal.REPLICAS in goals:
         yield from even_out(shape, holdings)
     if Goal.BYTES in goals:
-        yield from level_bytes(shape, holdings, max_bytes)
+        yield from level_bytes(shape, holdings, max_bytes, counts_may_change=Goal.REPLICAS not in goals)
     yield from holdings.clear()
     if Goal.LEADERS in goals:
         yield from Leaders(shape).even_out()

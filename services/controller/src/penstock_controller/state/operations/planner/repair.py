@@ -57,7 +57,7 @@ class Repair:
             if index % _LOOKED_AT_A_STEP == 0:
                 yield
             replicas = shape.replicas[index]
-            if (
+            if not partition.stays and (
                 len(replicas) != partition.factor
                 or not shape.keepers.issuperset(replicas)
                 or not shape.is_well_spread(shape.where(index))

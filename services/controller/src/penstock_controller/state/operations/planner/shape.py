@@ -45,6 +45,8 @@ class PlanNode:
     """Whether it may keep what it has: it is not drained or replaced."""
     disk_total_bytes: int | None = None
     disk_used_bytes: int = 0
+    leaving_bytes: int = 0
+    """Of what is used: what goes elsewhere in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class PlanPartition:
     leader: NodeId
     factor: int
     size_bytes: int = 0
+    stays: bool = False
+    """Its replicas are not repaired: it only counts as what nodes hold."""
 
 
 @dataclass(slots=True)
@@ -81,6 +85,8 @@ class Shape:
     bytes: Counts = field(default_factory=lambda: defaultdict(int))
     incoming: Counts = field(default_factory=lambda: defaultdict(int))
     """Bytes that come to a node in this plan."""
+    outgoing: Counts = field(default_factory=lambda: defaultdict(int))
+    """Bytes that leave a node in this plan."""
     _bounds: dict[str, tuple[int, int]] = field(default_factory=dict)
     _where: list[Where | None] = field(default_factory=list)
     _wheres: dict[Where, Where] = field(default_factory=dict)
@@ -155,6 +161,14 @@ class Shape:
             return inf
         return FILL_MOST * node.disk_total_bytes - node.disk_used_bytes - self.incoming[node_id]
 
+    def excess_bytes(self, node_id: NodeId) -> float:
+        """What has to leave a node before anything may come, or less than 0."""
+        node = self.nodes[node_id]
+        if node.disk_total_bytes is None:
+            return -inf
+        stays = node.disk_used_bytes - node.leaving_bytes - self.outgoing[node_id]
+        return stays - FILL_MOST * node.disk_total_bytes
+
     def has_room(self, node_id: NodeId, index: int) -> bool:
         """Whether a partition fits on a node."""
         partition = self.partitions[index]
@@ -215,6 +229,8 @@ class Shape:
         self.bytes[node_id] += size
         if node_id not in partition.replicas:
             self.incoming[node_id] += size
+        else:
+            self.outgoing[node_id] -= size
 
 
 def bounds_of(counts: Counts, nodes: Iterable[NodeId]) -> tuple[int, int]:

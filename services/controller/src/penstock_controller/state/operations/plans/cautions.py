@@ -77,7 +77,8 @@ def _of_replaced(image: MetadataImage, node_id: NodeId) -> list[str]:
     if not image.nodes[node_id].active:
         return []
     return [
-        f"Node {node_id} is up; stop it, and start it again with an empty directory: its replicas are then made anew."
+        f"Node {node_id} is up with the directory that it had; stop it, and start it again with an empty directory: "
+        "its replicas are then made anew. Begun before that, this may end at once, with nothing done."
     ]
 
 

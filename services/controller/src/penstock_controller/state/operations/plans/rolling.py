@@ -50,7 +50,7 @@ def plan_rolling(
     for finding in (
         Finding(gates.QUORUM, quorum.trouble()),
         Finding(gates.DISK_ROOM),
-        _conflict(image),
+        conflict_of_processes(image),
         gates.versions(image),
         short,
         Finding(gates.RACKS),
@@ -101,8 +101,8 @@ def _warnings(image: MetadataImage, chosen: Collection[tuple[str, str]], quorum:
         yield "there is one controller: nothing of the metadata can change while it restarts"
 
 
-def _conflict(image: MetadataImage) -> Finding:
-    """Two of its kind would each count on what the other stops."""
+def conflict_of_processes(image: MetadataImage) -> Finding:
+    """Two that go from process to process would each count on what the other stops, or exchanges."""
     others = [
         f"operation {operation.operation_id}"
         for operation in image.operations.operations.values()

@@ -73,16 +73,19 @@ def look(
         rack = image.nodes[node_id].rack
         nodes.append(PlanNode(node_id, rack, takes, not leaves, total, used + coming[node_id]))
     partitions, images, untold = [], [], set()
+    leaving: Counter[NodeId] = Counter()
     for count, (topic, partition) in enumerate(_by_name(image), 1):
         size = reports.partition_bytes(partition)
         if size is None:
             untold.add(partition.key)
         partitions.append(_planned(asked, topic, partition, size or 0))
+        for node_id in partition.removing_replicas:
+            leaving[node_id] += size or 0
         images.append(partition)
         if count % _A_STEP == 0:
             yield
     return Situation(
-        tuple(nodes),
+        tuple([replace(n, leaving_bytes=leaving[n.node_id]) for n in nodes]),
         tuple(partitions),
         tuple(images),
         frozenset(untold),
@@ -99,7 +102,8 @@ def _by_name(image: MetadataImage) -> Iterator[tuple[TopicImage, PartitionImage]
 
 def _planned(asked: Asked, topic: TopicImage, partition: PartitionImage, size_bytes: int) -> PlanPartition:
     replicas = settled(partition)
-    changes = asked.kind is Kind.SET_REPLICATION_FACTOR and asked.covers(topic.name)
+    is_of_factor = asked.kind is Kind.SET_REPLICATION_FACTOR
+    changes = is_of_factor and asked.covers(topic.name)
     return PlanPartition(
         key=partition.key,
         topic=topic.name,
@@ -109,6 +113,8 @@ def _planned(asked: Asked, topic: TopicImage, partition: PartitionImage, size_by
         leader=partition.leader if partition.leader != NO_NODE else partition.last_known_leader,
         factor=asked.factor if changes else len(replicas),
         size_bytes=size_bytes,
+        # What is the matter with other topics takes no room from those that are asked for.
+        stays=is_of_factor and not changes,
     )
 
 

@@ -97,13 +97,8 @@ def _planned(asked: Asked, now: Situation) -> Generator[None, None, Targets]:
         if count % _COUNTED_A_STEP == 0:
             yield
     if not holding or not goals:
-        found = yield from _moved(nodes, partitions, goals, asked.max_bytes)
-    else:
-        found = yield from _around(asked, now, nodes, partitions, goals)
-    if asked.factor:
-        # The planner mends the domains of all that it sees.
-        return {p.key: found[p.key] for p in partitions if p.key in found and asked.covers(p.topic)}
-    return found
+        return (yield from _moved(nodes, partitions, goals, asked.max_bytes))
+    return (yield from _around(asked, now, nodes, partitions, goals))
 
 
 def _around(
@@ -143,13 +138,19 @@ def _even_out(
     for _ in range(_ROUNDS_MAX):
         seen = yield from _without(now.pinned, partitions, found)
         coming: Counter[NodeId] = Counter()
+        going: Counter[NodeId] = Counter()
         for partition in partitions:
             if partition.key in found:
-                new = set(found[partition.key]) - set(partition.replicas)
-                coming.update(dict.fromkeys(new, partition.size_bytes))
+                had, gets = set(partition.replicas), set(found[partition.key])
+                coming.update(dict.fromkeys(gets - had, partition.size_bytes))
+                going.update(dict.fromkeys(had - gets, partition.size_bytes))
         yield
         free = [
-            replace(n, disk_used_bytes=n.disk_used_bytes + coming[n.node_id])
+            replace(
+                n,
+                disk_used_bytes=n.disk_used_bytes + coming[n.node_id],
+                leaving_bytes=n.leaving_bytes + going[n.node_id],
+            )
             for n in nodes
             if n.node_id not in now.pinned
         ]

@@ -16,6 +16,7 @@ from penstock_controller.state.operations.engine.start import start_operation
 from penstock_controller.state.operations.plans import gates
 from penstock_controller.state.operations.plans.gates import OPERATIONS_LEVEL, Finding, check_allowed
 from penstock_controller.state.operations.plans.plan import plan_id
+from penstock_controller.state.operations.plans.rolling import conflict_of_processes
 from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata import MetadataImage
@@ -60,7 +61,7 @@ def plan_upgrade(image: MetadataImage, request: pb.PlanRequest, controllers: Con
         metadata_level=now,
     )
     plan.plan_id = plan_id(plan.kind, plan.parameters, (), plan.steps)
-    for finding in (_quorum(controllers), _versions(image, level, behind)):
+    for finding in (_quorum(controllers), conflict_of_processes(image), _versions(image, level, behind)):
         plan.gates.append(finding.to_pb(request.allowed_gates))
     plan.runnable = not any(gate.blocking for gate in plan.gates)
     return plan

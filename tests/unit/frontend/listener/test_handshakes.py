@@ -1,0 +1,115 @@
+"""Whose TLS handshake begins next, and which one is ended for it."""
+
+from __future__ import annotations
+
+import random
+
+from penstock_frontend.listener.handshakes import (
+    PATIENCE_AMONG_EQUALS_S,
+    PATIENCE_S,
+    Begin,
+    End,
+    HandshakeLine,
+    Later,
+)
+
+
+def begun(line: HandshakeLine[str], now_s: float = 0.0) -> list[str]:
+    """Who begins now."""
+    found = []
+    while isinstance(step := line.step(now_s), Begin):
+        found.append(step.one)
+    return found
+
+
+def test_no_more_than_a_few_are_under_way_and_the_others_follow_in_order() -> None:
+    line: HandshakeLine[str] = HandshakeLine(2)
+    assert line.step(0.0) is None
+    for number in range(5):
+        line.come("a", f"a{number}")
+    assert begun(line) == ["a0", "a1"]
+    assert isinstance(line.step(0.0), Later)
+    line.over("a", "a0")
+    assert begun(line) == ["a2"]
+    line.over("a", "a4")  # it went away while it waited
+    line.over("a", "a4")
+    line.over("b", "unknown")
+    for each in ("a1", "a2"):
+        line.over("a", each)
+    assert begun(line) == ["a3"]
+    line.over("a", "a3")
+    assert line.step(0.0) is None
+    assert not len(line)
+
+
+def test_addresses_take_turns_and_who_has_none_comes_first() -> None:
+    line: HandshakeLine[str] = HandshakeLine(3)
+    for number in range(4):
+        line.come("a", f"a{number}")
+    assert begun(line) == ["a0", "a1", "a2"]
+    line.come("b", "b0")
+    line.come("b", "b1")
+    line.come("c", "c0")
+    line.over("a", "a0")
+    assert begun(line) == ["b0"]
+    line.over("a", "a1")
+    assert begun(line) == ["c0"]
+    line.over("a", "a2")
+    assert begun(line) == ["a3"]  # it has none any more
+    line.over("c", "c0")
+    assert begun(line) == ["b1"]
+
+
+def test_of_the_address_with_most_the_oldest_ends_for_another_one_after_a_few_round_trips() -> None:
+    line: HandshakeLine[str] = HandshakeLine(4)
+    for number in range(6):
+        line.come("greedy", f"g{number}")
+    assert begun(line, 10.0) == ["g0", "g1", "g2", "g3"]
+    line.come("honest", "h0")
+    assert line.step(10.0) == Later(PATIENCE_S)
+    assert line.step(10.0 + PATIENCE_S) == End("greedy", "g0")
+    line.over("greedy", "g0")  # which its task says again
+    assert begun(line, 10.0 + PATIENCE_S) == ["h0"]
+
+
+def test_among_equals_it_takes_longer() -> None:
+    line: HandshakeLine[str] = HandshakeLine(2)
+    for number in range(4):
+        line.come("a", f"a{number}")
+    assert begun(line, 1.0) == ["a0", "a1"]
+    assert line.step(1.0 + PATIENCE_S) == Later(PATIENCE_AMONG_EQUALS_S - PATIENCE_S)
+    assert line.step(1.0 + PATIENCE_AMONG_EQUALS_S) == End("a", "a0")
+    assert begun(line, 1.0 + PATIENCE_AMONG_EQUALS_S) == ["a2"]
+
+
+def test_whatever_comes_and_goes_the_counts_stay_right() -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    rng = random.Random(seed)
+    line: HandshakeLine[int] = HandshakeLine(5)
+    waiting: dict[int, str] = {}
+    under_way: dict[int, str] = {}
+    now_s = 0.0
+    for number in range(3_000):
+        now_s += rng.random() / 10
+        if rng.random() < 0.5:
+            waiting[number] = address = f"address {rng.randrange(8)}"
+            line.come(address, number)
+        for them in (waiting, under_way):
+            if them and rng.random() < 0.3:
+                one = rng.choice(list(them))
+                line.over(them.pop(one), one)
+        while isinstance(step := line.step(now_s), Begin | End):
+            if isinstance(step, Begin):
+                under_way[step.one] = waiting.pop(step.one)
+            else:
+                assert under_way.pop(step.one) == step.address
+        assert len(under_way) <= 5
+        assert len(line) == len(waiting) + len(under_way)
+        if waiting:
+            assert len(under_way) == 5
+    for them in (waiting, under_way):
+        for one, address in them.items():
+            line.over(address, one)
+    assert not len(line)
+    assert line.step(now_s) is None
