@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Final
 
 from penstock_controller.state.operations.planner.bytes_goal import level_bytes
+from penstock_controller.state.operations.planner.cycles import take_back
 from penstock_controller.state.operations.planner.holdings import Holdings
 from penstock_controller.state.operations.planner.leaders import Leaders
 from penstock_controller.state.operations.planner.repair import Repair
@@ -71,6 +72,7 @@ def plan_moves(
     holdings = Holdings(shape)
     if Goal.REPLICAS in goals:
         yield from even_out(shape, holdings)
+        yield from take_back(shape, holdings)
     if Goal.BYTES in goals:
         yield from level_bytes(shape, holdings, max_bytes, counts_may_change=Goal.REPLICAS not in goals)
     yield from holdings.clear()
