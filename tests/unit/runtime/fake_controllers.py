@@ -53,6 +53,10 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.cluster = cluster
         self.controller_id = controller_id
         self.silent = False
+        self.stuck = False
+        """Says who is active, and answers nothing else."""
+        self.refusal = ""
+        """Why it answers nothing, as the active controller."""
         self.keepalives = True
         self.hint = True
         self.behind = 0
@@ -86,6 +90,10 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             address = active.endpoint.address if active and self.hint else ""
             context.set_trailing_metadata(((ACTIVE_CONTROLLER_KEY, address),))
             await context.abort(grpc.StatusCode.UNAVAILABLE, "not the active controller")
+        if self.refusal:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self.refusal)
+        if self.stuck:
+            await forever()
 
     async def DescribeQuorum(self, request: Any, context: Any) -> pb.DescribeQuorumResponse:
         self.asked += 1

@@ -175,6 +175,28 @@ def test_no_controller_in_time_is_a_timeout_that_says_why(run: Run) -> None:
     run(main())
 
 
+def test_what_a_controller_said_is_told_though_the_last_try_was_cut_off(run: Run) -> None:
+    """By the deadline of the call, which says nothing about why."""
+    clock = Clock()
+
+    async def main() -> None:
+        async with client_of(clock_ms=clock) as (client, _, members):
+            active = members[0]
+            active.refusal = "is founding the cluster; try again"
+            waiting = asyncio.create_task(client.call("AllocateProducerIds", ALLOCATE, 60_000))
+            await eventually(lambda: len(active.calls) >= 2, "a try that was refused, and another")
+            active.refusal, active.stuck = "", True
+            clock.now_ms += 59_900
+            tries = len(active.calls)
+            await eventually(lambda: len(active.calls) > tries, "a try that has a moment left")
+            clock.now_ms += 100
+            with pytest.raises(PenstockError, match="is founding the cluster; try again") as e:
+                await waiting
+            assert e.value.code == ErrorCode.REQUEST_TIMED_OUT
+
+    run(main())
+
+
 def test_an_election_under_way_is_waited_out(run: Run, patient: None) -> None:
     pauses = Pauses()
 

@@ -128,10 +128,10 @@ class ControllerClient:
         """Call `method` of the active controller; its response, which may carry an Error.
 
         Retries until `timeout_ms` has passed, then raises REQUEST_TIMED_OUT with the last
-        reason. A status that a retry cannot mend raises at once.
+        reason that a controller gave. A status that a retry cannot mend raises at once.
         """
         deadline_ms = self.clock_ms() + timeout_ms
-        reason = "no controller answers"
+        reason = nobody = "no controller answers"
         failures = 0
         while (left_ms := deadline_ms - self.clock_ms()) > 0:
             address = self._active or await self._find_active(left_ms, failures)
@@ -141,7 +141,9 @@ class ControllerClient:
                 except grpc.aio.AioRpcError as e:
                     if e.code() not in _RETRIABLE:
                         raise _as_penstock_error(method, e) from None
-                    reason = f"controller {address}: {e.details() or e.code().name}"
+                    # The last try is cut off by our own deadline: what an earlier one was told says more.
+                    if e.code() != grpc.StatusCode.DEADLINE_EXCEEDED or reason == nobody:
+                        reason = f"controller {address}: {e.details() or e.code().name}"
                     self._learn_from(address, e)
                 except _Silent:
                     reason = f"controller {address} is silent"
