@@ -1,6 +1,7 @@
 """Where every replica is to be, decided from nodes and partitions alone. Pure.
 
 `bytes_goal`  swaps that level how many bytes nodes hold
+`cycles`      what was moved for nothing is taken back: the fewest replicas that have to be made
 `domains`     failure domains: zones, hosts, and how well a set of nodes is spread over them
 `holdings`    which partitions nodes hold, by topic and by where their replicas are
 `leaders`     preferred leaders within one of each other, by order alone
