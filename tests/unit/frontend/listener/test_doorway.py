@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import resource
 import socket
 import struct
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock_frontend.authorizer import Principal
+from penstock_frontend.listener import descriptors, doorway
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.listener import Connection, ListenerLimits, Response
 from penstock_frontend.listener.proxy_protocol import take_header_bytes
@@ -140,6 +143,47 @@ def test_a_full_listener_closes_an_idle_connection_of_whoever_has_most(run: Run)
             assert await closed_by_peer(again[0])
 
     run(main())
+
+
+def test_clients_leave_descriptors_to_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has most connections makes room, or is refused, while there are some for what is no client."""
+
+    async def main() -> None:
+        lowest = os.open(os.devnull, os.O_RDONLY)
+        os.close(lowest)
+        # What listens has one, and each connection two: the client is of this process too.
+        monkeypatch.setattr(doorway, "first_reserved", lambda: lowest + 10)
+        async with contextlib.AsyncExitStack() as stack:
+            _, _h, where, life = await stack.enter_async_context(listening(echo))
+            greedy: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+            while metric(life, "penstock_kafka_connections_refused_total") == 0:
+                greedy.append(await stack.enter_async_context(connected(where, "127.0.0.7")))
+                with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                    greedy[-1][1].write(request(1))
+                    await read_response(greedy[-1][0])
+            assert 2 <= len(greedy) <= 6
+
+            async def another_is_answered() -> bool:
+                # Who could make room is looked for ten times a second.
+                async with connected(where, "127.0.0.9") as (r, w):
+                    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                        w.write(request(9))
+                        return (await read_response(r))[0] == 9
+                return False
+
+            async with asyncio.timeout(60):
+                while not await another_is_answered():
+                    pass
+            assert await closed_by_peer(greedy[0][0])
+
+    run(main())
+
+
+def test_a_quarter_of_the_descriptors_is_kept_for_files_and_no_more_than_they_need() -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = soft - descriptors.first_reserved() if soft != resource.RLIM_INFINITY else 0
+    assert kept in (0, 1_280, soft // 4)
+    assert kept <= soft // 4
 
 
 @pytest.mark.parametrize("proxied", [False, True])

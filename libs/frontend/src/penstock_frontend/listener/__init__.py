@@ -4,6 +4,7 @@
 `answers`          what a handler gives for a request
 `client_software`  what a client calls itself in ApiVersions (KIP-511)
 `connection`       one Kafka connection: bytes in, frames out to the handler, responses back in order
+`descriptors`      how many file descriptors clients leave to files
 `doorway`          letting clients in: accept, caps, the PROXY header
 `frame_memory`     memory for requests that are on their way in or not answered yet
 `handshakes`       whose TLS handshake begins next, when only so many may be under way

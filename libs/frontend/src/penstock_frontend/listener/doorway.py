@@ -26,6 +26,7 @@ from typing import Protocol
 from penstock_core.security.login_limits import network
 from penstock_frontend.listener.admission import Admission, makes_room
 from penstock_frontend.listener.connection import Connection, ConnectionOwner
+from penstock_frontend.listener.descriptors import first_reserved
 from penstock_frontend.listener.handshakes import Begin, End, HandshakeLine
 from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
 from penstock_frontend.listener.strangers import Strangers
@@ -92,6 +93,7 @@ class Doorway:
         """Of the strangers those whose handshake is done."""
         self._handshakes: HandshakeLine[_Turn] = HandshakeLine(caps.tls_handshakes_max)
         self._handshakes_timer: asyncio.TimerHandle | None = None
+        self._first_reserved = first_reserved()
         self._logged_s = -1e9
         self._room: deque[Connection] = deque()
         self._room_looked_for_s = -1e9
@@ -332,8 +334,13 @@ class Doorway:
         reason = self._admission.refusal(host, now_s, has_quota=allowed is not None)
         if not reason and allowed is False:
             reason = "connection_creation_rate of its quota"
-        if not reason and self._admission.full and not self._make_room(network(host)):
-            reason = f"connections_max = {self._admission.caps.connections_max}"
+        taken = client.fileno() >= self._first_reserved
+        if not reason and (self._admission.full or taken) and not self._make_room(network(host)):
+            reason = (
+                f"file_descriptors of clients = {self._first_reserved} (raise ulimit -n)"
+                if taken
+                else f"connections_max = {self._admission.caps.connections_max}"
+            )
         if reason:
             self._owner.metrics.refused[self._owner.name, reason.partition(" ")[0]] += 1
             self._say_refused(host, f"{reason} reached")
