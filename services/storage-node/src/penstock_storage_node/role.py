@@ -9,7 +9,7 @@ begins anew then, as a spare.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -83,6 +83,9 @@ from penstock_storage_node.transactions.link import TransactionLink
 T = TypeVar("T")
 _REAL = NodePorts()
 
+_OPENED_TOGETHER_MOST = 32
+_OPENED_TOGETHER_OF = 100
+"""Logs that one job of the pool opens at the start: one more for each hundred that there are."""
 GRPC_GRACE_S = 0.5
 LISTENER_GRACE_MS = 1_000
 _GRACE_MS = 5_000
@@ -262,16 +265,22 @@ class StorageNode:
             self._pool.write(directory.remove_leftovers, self._on_leftovers_removed)
         defaults = TopicConfig()
 
-        def open_one(each: PartitionDirectory) -> PartitionLog:
-            return directory.open_log(each, defaults)
+        def open_some(several: Sequence[PartitionDirectory]) -> list[PartitionLog]:
+            return [directory.open_log(each, defaults) for each in several]
 
+        # Few are opened one by one, for each may take long; of many the pool's work for each would take longest.
+        size = min(_OPENED_TOGETHER_MOST, len(found) // _OPENED_TOGETHER_OF + 1)
         started_s = self._clocks.s()
         try:
-            logs = await asyncio.gather(
-                *(self._pool.run(lambda each=each: open_one(each)) for each in found)  # type: ignore[misc]
+            opened = await asyncio.gather(
+                *(
+                    self._pool.run(lambda first=first: open_some(found[first : first + size]))  # type: ignore[misc]
+                    for first in range(0, len(found), size)
+                )
             )
         except PenstockError as e:
             raise StartupError(e.message) from None
+        logs: list[PartitionLog] = [log for several in opened for log in several]
         if found:
             self._lifecycle.log.info(
                 "logs opened",

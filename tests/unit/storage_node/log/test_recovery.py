@@ -24,6 +24,7 @@ from support.simulated_fs import (
 from unit.storage_node.log.log_model import (
     NOW_MS,
     SMALL,
+    TOPIC_ID,
     Model,
     add,
     append,
@@ -447,3 +448,53 @@ def test_a_partition_that_cannot_be_opened_says_so() -> None:
     disk.fail_on = lambda call, path: OSError(5, "broken") if call == "fdatasync" else None
     with pytest.raises(PenstockError, match="can't be opened"):
         reopen(disk)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_names_of_a_new_logs_files_are_durable_with_what_is_first_flushed(is_killed: bool) -> None:
+    """They are not before: nobody misses an empty log. The next process does not take them for durable either."""
+    fs = new_disk()
+    _, log = new_log(fs)
+    if is_killed:
+        fs = fs.restart()
+        _, log = reopen(fs)
+    append(log, make_batch(2))
+    run_job(log)
+    _, found = reopen(fs.crash(keep_synced, keep_names=lambda _count: 0))
+    assert found.log_end_offset == 2
+
+
+def test_an_empty_log_whose_files_are_lost_is_made_once_more() -> None:
+    fs = new_disk()
+    new_log(fs)
+    fs = fs.crash(keep_synced, keep_names=lambda _count: 0)
+    _, log = reopen(fs)
+    assert log.log_end_offset == 0
+    append(log, make_batch(3))
+    run_job(log)
+    _, found = reopen(fs.crash(keep_synced, keep_names=lambda _count: 0))
+    assert found.log_end_offset == 3
+
+
+def test_an_empty_log_costs_three_flushes_and_no_look_at_the_others() -> None:
+    """Its topic id and its two names. There may be thousands, all made at once."""
+    fs = new_disk()
+    directory, _ = new_log(fs)
+    directory.take_back("t", 1, TOPIC_ID)
+    listed: list[str] = []
+    real = fs.list_directory
+    fs.list_directory = lambda path: listed.append(path) or real(path)  # type: ignore[method-assign,func-returns-value]
+    fs.calls.clear()
+    assert not directory.take_back("t", 2, TOPIC_ID)
+    directory.create_log("t", 2, TOPIC_ID, TopicConfig())
+    assert [call for call, _ in fs.calls if "sync" in call] == [
+        "fdatasync",
+        "sync_directory",
+        "sync_directory",
+    ]
+    assert str(directory.path) not in listed
+    fs.calls.clear()
+    reopened = open_directory(fs.restart())
+    for found in reopened.scan():
+        reopened.open_log(found, TopicConfig())
+    assert not [call for call, path in reopened.fs.calls if "sync" in call and "/t-" in path]  # type: ignore[attr-defined]

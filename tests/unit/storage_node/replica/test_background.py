@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from penstock_storage_node.replica.background import ISR_TICKS, BackgroundJobs
+from penstock_storage_node.replication.effects import Effects
 
 
 class Leadership:
@@ -33,7 +34,7 @@ def jobs_of(*leaderships: Leadership) -> BackgroundJobs:
         lifecycle=None,
         health=SimpleNamespace(failed=True),
         registry=SimpleNamespace(leading=leading, partitions={}),
-        drain=SimpleNamespace(effects=SimpleNamespace(empty=True)),
+        drain=SimpleNamespace(effects=Effects()),
     )
     return BackgroundJobs(
         cast(Any, manager), cast(Any, None), cast(Any, SimpleNamespace(stray_retention_ms=0))
@@ -50,6 +51,7 @@ def test_a_node_does_not_rest_while_somebody_waits_whatever_is_due_of_that_parti
     jobs = jobs_of(*leaderships)
     jobs.tick()
     assert rests(jobs)
+    jobs._manager.drain.effects.waiting[leaderships[where]] = None
     leaderships[where].waiting_count = 1
     # It rested when the wait began, and sees it when it wakes.
     jobs.tick(ISR_TICKS)
@@ -61,3 +63,14 @@ def test_a_node_does_not_rest_while_somebody_waits_whatever_is_due_of_that_parti
     leaderships[where].waiting_count = 0
     jobs.tick()
     assert rests(jobs)
+
+
+def test_each_partition_is_looked_at_once_in_five_ticks_and_who_waits_in_each() -> None:
+    leaderships = [Leadership() for _ in range(3 * ISR_TICKS + 2)]
+    jobs = jobs_of(*leaderships)
+    jobs._manager.drain.effects.waiting[leaderships[1]] = None
+    leaderships[1].waiting_count = 1
+    for _ in range(2 * ISR_TICKS):
+        jobs.tick()
+    assert leaderships[1].looks == 2 + 2 * ISR_TICKS
+    assert {each.looks for each in leaderships if each is not leaderships[1]} == {2}

@@ -103,6 +103,16 @@ class Leader:
         self.replica.validate()
 
 
+def test_who_waits_is_known_without_looking_at_every_partition() -> None:
+    leader, other = Leader(), Leader()
+    leader.open(2)
+    leader.term.wait_all(leader.append(), 1000, Waiter())
+    other.term.wait_one(other.append(), 1000, Waiter())
+    assert list(leader.effects.waiting) == [leader.term]
+    assert list(other.effects.waiting) == [other.term]
+    assert leader.term.waiting_count == other.term.waiting_count == 1
+
+
 def test_watermark_is_the_lowest_flushed_end_of_the_isr() -> None:
     leader = Leader()
     end = leader.append()

@@ -122,6 +122,9 @@ class LogDirectory:
         self.offsets = OffsetFiles(ports.fs, str(path))
         self._is_reported = False
         self._ends_of_damaged: dict[PartitionKey, int] = {}
+        self._set_aside_of: set[str] = set()
+        """Names of logs that were set aside, and perhaps are gone; whole once the directory was listed."""
+        self._has_listed_set_aside = False
 
     # ------------------------------------------------------------------ opening
 
@@ -464,7 +467,7 @@ class LogDirectory:
         To be called where `create_log` follows, which opens it then: all of it is scanned. Raises OSError.
         """
         path = f"{self._root}/{topic}-{partition}"
-        if self._fs.exists(path):
+        if f"{topic}-{partition}" not in self._names_set_aside() or self._fs.exists(path):
             return False
         ours = [
             each
@@ -479,6 +482,15 @@ class LogDirectory:
         self._fs.rename(f"{self._root}/{best.directory}", path)
         self._fs.sync_directory(self._root)
         return True
+
+    def _names_set_aside(self) -> set[str]:
+        # Where thousands of logs are made, to list the directory for each would take as long as all the rest.
+        if not self._has_listed_set_aside:
+            for name in self._fs.list_directory(self._root):
+                if (stray := strays.parse(name)) is not None:
+                    self._set_aside_of.add(stray.of)
+            self._has_listed_set_aside = True
+        return self._set_aside_of
 
     def delete_log(self, log: PartitionLog) -> Callable[[], None]:
         """Close a log and rename its directory; its name is free on return.
@@ -502,6 +514,8 @@ class LogDirectory:
         name = path.rpartition("/")[2]
         away = strays.away_name(name, suffix, stamp_ms=stamp_ms, new_uuid=self.ports.new_uuid)
         target = f"{self._root}/{away}"
+        if suffix == "stray":
+            self._set_aside_of.add(name)
         self._fs.rename(path, target)
         self._fs.sync_directory(self._root)
         return target

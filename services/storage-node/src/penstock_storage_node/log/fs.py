@@ -146,14 +146,12 @@ class OpenFiles:
     def _overdue(self) -> list[int]:
         """Descriptors to close, taken out of the cache. The lock is held."""
         closing: list[int] = []
-        if len(self._files) <= self._max:
-            return closing
-        for path, file in list(self._files.items()):
-            if file.pins == 0:
-                del self._files[path]
-                closing.append(file.fd)
-                if len(self._files) <= self._max:
-                    break
+        while len(self._files) > self._max:
+            # No copy of what is open: with more logs than files that stay so, this is done for each file.
+            idle = next((path for path, file in self._files.items() if file.pins == 0), None)
+            if idle is None:
+                break
+            closing.append(self._files.pop(idle).fd)
         return closing
 
 

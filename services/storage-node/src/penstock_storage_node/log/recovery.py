@@ -96,7 +96,10 @@ def recover(
     flush_point = checkpointed.recovery_point or 0
     scan_from = min(flush_point, _damaged_from(fs, directory))
     if not segments:
-        segments = [first_segment(fs, directory, log_start_offset, now_ms)]
+        # Nothing was ever flushed to it: should its files be lost, the next start makes them once more.
+        segments = [
+            first_segment(fs, directory, log_start_offset, now_ms, sync=log_start_offset + flush_point > 0)
+        ]
     must_scan = not checkpointed.is_clean or scan_from < flush_point
     end_offset = -1
     if not must_scan:
@@ -235,13 +238,17 @@ def close_indexes(fs: FileSystem, segment: Segment) -> None:
     segment.offset_index.release()
 
 
-def first_segment(fs: FileSystem, directory: str, base_offset: int, now_ms: int) -> Segment:
-    """An empty segment whose files are durable on return (disk pool)."""
+def first_segment(
+    fs: FileSystem, directory: str, base_offset: int, now_ms: int, *, sync: bool = True
+) -> Segment:
+    """An empty segment (disk pool). Its files are durable on return, else with what is first flushed to it."""
     segment = Segment(directory, base_offset, fs.index_heads, now_ms)
     create_segment_files(fs, segment)
-    sync_segment(fs, segment, indexes=True)
-    fs.sync_directory(directory)
-    segment.is_on_disk = segment.is_directory_synced = True
+    if sync:
+        sync_segment(fs, segment, indexes=True)
+        fs.sync_directory(directory)
+    segment.is_on_disk = True
+    segment.is_directory_synced = sync
     return segment
 
 
@@ -425,6 +432,11 @@ class _Scan:
                 keep = index + 1
                 break
         hit("log.recovery.before_cut")
+        if len(segments) == 1 and not (self._expected or self._recovery_point or segments[0].size or size):
+            # As it was made (`first_segment`): there is nothing that could be lost.
+            segments[0].is_directory_synced = False
+            load_first_timestamp(self._fs, segments[0])
+            return segments, 0
         self._drop(segments[keep:])
         last = segments[keep - 1]
         last.is_closed_on_disk = last.is_sealed = False

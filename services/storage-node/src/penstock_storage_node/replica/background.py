@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
 from penstock_core.config.topic import LONG_MAX
 from penstock_runtime.memory import trim_allocator
@@ -75,19 +76,17 @@ class BackgroundJobs:
         now_ms = manager.clock_ms()
         last_second = self._tick_count // SECOND_TICKS
         self._tick_count += ticks
-        turn = self._tick_count % ISR_TICKS
-        nobody_waits = True
-        for index, partition in enumerate(manager.registry.leading):
-            leadership = partition.replica.leadership
-            if leadership is None:
-                continue
-            if ticks == ISR_TICKS or index % ISR_TICKS == turn:
-                leadership.tick(now_ms)
-            elif leadership.waiting_count:
-                leadership.expire(now_ms)
-            nobody_waits = nobody_waits and not leadership.waiting_count
+        leading, waiting = manager.registry.leading, manager.drain.effects.waiting
         # Many partitions are looked at in parts: all at once would hold up the loop.
-        self._may_rest = nobody_waits and len(manager.registry.leading) <= SLICE
+        first, step = (0, 1) if ticks == ISR_TICKS else (self._tick_count % ISR_TICKS, ISR_TICKS)
+        for partition in islice(leading, first, None, step):
+            if partition.replica.leadership is not None:
+                partition.replica.leadership.tick(now_ms)
+        for leadership in list(waiting):
+            leadership.expire(now_ms)
+            if not leadership.waiting_count:
+                del waiting[leadership]
+        self._may_rest = not waiting and len(leading) <= SLICE
         if self._tick_count // SECOND_TICKS != last_second:
             for partition in manager.registry.partitions.values():
                 if partition.log.state is LogState.FULL:

@@ -32,6 +32,19 @@ class OutgoingStream(Protocol):
         ...
 
 
+class AwaitedLeadership(Protocol):
+    """A leadership (`Leadership`) of whose appends somebody waits for an ack. Hashable by identity."""
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait."""
+        ...
+
+    def expire(self, now_ms: int) -> None:
+        """Answer those whose time is up."""
+        ...
+
+
 @dataclass(slots=True)
 class Effects:
     """Instructions gathered since the last drain; dicts are ordered sets."""
@@ -46,6 +59,8 @@ class Effects:
     """Followers whose session is to end, so that they open another one."""
     sending: dict[OutgoingStream, None] = field(default_factory=dict)
     """Streams to followers that have something to send."""
+    waiting: dict[AwaitedLeadership, None] = field(default_factory=dict)
+    """Those of which somebody waits, or did a moment ago. No drain takes them: `BackgroundJobs` does, by the clock."""
     isr_shrink_count: int = 0
     isr_expand_count: int = 0
 

@@ -185,6 +185,7 @@ class Leadership:
         if self._state.high_watermark >= required_offset:
             self._effects.answers.append((waiter, self._isr_verdict()))
         else:
+            self._effects.waiting[self] = None
             self._acks_all.add(required_offset, deadline_ms, waiter)
 
     def wait_one(self, required_offset: int, deadline_ms: int, waiter: AckWaiter) -> None:
@@ -193,6 +194,7 @@ class Leadership:
             self._acked_one_offset = max(self._acked_one_offset, required_offset)
             self._effects.answers.append((waiter, ErrorCode.NONE))
         else:
+            self._effects.waiting[self] = None
             self._acks_one.add(required_offset, deadline_ms, waiter)
 
     @property
@@ -447,6 +449,12 @@ class Leadership:
 
     def _consider_shrink(self, now_ms: int) -> None:
         if now_ms < self._hold_until_ms:
+            return
+        end = self._state.log.log_end_offset
+        for follower in self.followers.values():
+            if self._end_of(follower) < end and follower.node_id in self.isr:
+                break
+        else:
             return
         members = [f for f in self.followers.values() if f.node_id in self.isr]
         lagging = [f.node_id for f in members if not self._caught_up(f, now_ms)]
