@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 
 from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.batch import DELETE_HORIZON_BIT, iter_batches, read_header
@@ -31,7 +30,13 @@ from support.kafka import (
     wait_for_full_isr,
 )
 from support.kafka import read_all as consume_all
-from support.kafka_tools import check_directories, complaints, dump_log_segments, running_kafka
+from support.kafka_tools import (
+    check_directories,
+    complaints,
+    dump_log_segments,
+    running_kafka,
+    wait_for_kafka,
+)
 from support.waiting import wait_for
 
 pytestmark = [
@@ -262,8 +267,7 @@ def test_files_after_load_crashes_and_compaction(tmp_path: Path) -> None:
 def test_a_directory_written_by_kafka(tmp_path: Path) -> None:
     sent: dict[str, dict[int, tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]]] = {}
     with running_kafka(tmp_path) as kafka:
-        admin = AdminClient(client_config(kafka.bootstrap))
-        wait_for(lambda: _answers(admin), "Kafka answers", 300)
+        wait_for_kafka(kafka)
         plain = {"segment_bytes": str(1 << 20)}
         create_topic(kafka.bootstrap, "plain", 1, 1, **plain)
         create_topic(kafka.bootstrap, "stamped", 1, 1, message_timestamp_type="LogAppendTime", **plain)
@@ -316,13 +320,6 @@ def test_a_directory_written_by_kafka(tmp_path: Path) -> None:
             assert len({r.timestamp_ms for r in found.values()}) > 1
         log.close(clean=False)
     opened.close(clean=False)
-
-
-def _answers(admin: AdminClient) -> bool:
-    try:
-        return bool(admin.list_topics(timeout=5).brokers)
-    except Exception:
-        return False
 
 
 def _send_to_kafka(

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 from bench.peer import KafkaCluster
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from conformance import build
 from conformance.wire import Wire
@@ -21,8 +19,14 @@ from penstock_storage_node.transactions import records as stored
 from support import transaction_history as told
 from support.cluster import running_cluster
 from support.java import needs_java
-from support.kafka import client_config, wait_for_full_isr
-from support.kafka_tools import check_directories, complaints, dump_log_segments, running_kafka
+from support.kafka import wait_for_full_isr
+from support.kafka_tools import (
+    check_directories,
+    complaints,
+    dump_log_segments,
+    running_kafka,
+    wait_for_kafka,
+)
 from support.operated import said
 from support.transactional_writers import ByJava, ByLibrdkafka
 from support.waiting import wait_for
@@ -116,16 +120,8 @@ def check_offsets(rows: list[tuple[dict[str, Any], dict[str, Any] | None]]) -> N
     assert found == [told.STABLE_OFFSET, told.ABORTED_OFFSET, told.PENDING_OFFSET]
 
 
-def _answers(bootstrap: str) -> bool:
-    """A broker that is not there yet is told by its silence, and the tool of the client by an error."""
-    try:
-        return bool(AdminClient(client_config(bootstrap)).list_topics(timeout=5).brokers)
-    except KafkaException:
-        return False
-
-
 def _ready(kafka: KafkaCluster) -> str:
-    wait_for(lambda: _answers(kafka.bootstrap), "Kafka answers", 300)
+    wait_for_kafka(kafka)
     return kafka.bootstrap
 
 

@@ -8,7 +8,6 @@ listener REAUTH whose sessions end.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE
 from support.cluster import running_cluster
+from support.kafka_tools import ports_in_a_row
 
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 MAX_REAUTH_MS = 3_000
@@ -77,9 +77,7 @@ def kafka_settings(port: int) -> dict[str, str]:
 @contextmanager
 def secure_kafka(folder: Path) -> Iterator[tuple[KafkaCluster, Doors]]:
     """Started, and not asked yet whether it is ready."""
-    picker = random.SystemRandom()
-    candidates = (picker.randrange(21_000, 29_000) for _ in range(500))
-    port = next(p for p in candidates if all(ports.is_free(p + i) for i in range(4)))
+    port = ports_in_a_row(4)
     cluster = KafkaCluster(folder, 1, first_port=port, heap="512M", settings=kafka_settings(port))
     cluster.start()
     try:

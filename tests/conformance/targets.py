@@ -7,7 +7,6 @@ settings as far as both have them.
 from __future__ import annotations
 
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,11 +18,11 @@ from pydantic import BaseModel
 
 from conformance.secure_world import Doors, secure_kafka, secure_penstock
 from conformance.wire import Closed, brokers_known, coordinator_known
-from penstock.local import ports
 from penstock_controller.settings import ControllerSettings
 from penstock_gateway.settings import GatewaySettings
 from penstock_storage_node.settings import StorageNodeSettings
 from support.cluster import running_cluster
+from support.kafka_tools import ports_in_a_row
 
 KAFKA = "kafka"
 PROXY = "penstock-proxy"
@@ -118,9 +117,7 @@ class Worlds:
                 "transaction.state.log.replication.factor": "1",
                 "transaction.state.log.min.isr": "1",
             }
-        picker = random.SystemRandom()
-        candidates = (picker.randrange(21_000, 29_000) for _ in range(500))
-        port = next(p for p in candidates if all(ports.is_free(p + i) for i in range(3 * count)))
+        port = ports_in_a_row(3 * count)
         cluster = KafkaCluster(
             self._folder / f"kafka-{world}", count, first_port=port, heap="512M", settings=settings
         )

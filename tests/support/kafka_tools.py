@@ -5,7 +5,6 @@ The jars are those of the benchmarks (`bench.peer`): fetched once by mvn, into a
 
 from __future__ import annotations
 
-import random
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -14,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.peer import KafkaCluster, fetch_jars
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from penstock.local import ports
+from support.kafka import client_config
+from support.waiting import wait_for
 
 DUMP_TIMEOUT_S = 240
 ARGUMENT_BYTES_MAX = 100_000
@@ -82,15 +85,35 @@ def check_directories(directories: Sequence[Path], *, gaps_allowed: bool = False
     return output
 
 
+def ports_in_a_row(count: int) -> int:
+    """The first of so many free ones, of this worker's part: Kafka listens seconds later, and others start clusters."""
+    candidates = (ports.choose_base() for _ in range(500))
+    return next(p for p in candidates if all(ports.is_free(p + i) for i in range(count)))
+
+
 @contextmanager
 def running_kafka(folder: Path, **more: Any) -> Iterator[KafkaCluster]:
     """A real broker of one node, stopped at the end; `more` are words of `KafkaCluster`."""
-    picker = random.SystemRandom()
-    candidates = (picker.randrange(21_000, 29_000) for _ in range(500))
-    port = next(p for p in candidates if all(ports.is_free(p + i) for i in range(3)))
-    cluster = KafkaCluster(folder, 1, first_port=port, **more)
+    cluster = KafkaCluster(folder, 1, first_port=ports_in_a_row(3), **more)
     cluster.start()
     try:
         yield cluster
     finally:
         cluster.stop()
+
+
+def wait_for_kafka(kafka: KafkaCluster) -> None:
+    """Until it answers. Raises AssertionError with what it said last, at once when it has ended by itself."""
+    admin = AdminClient(client_config(kafka.bootstrap))
+
+    def answers() -> bool:
+        assert all(process.poll() is None for process in kafka.processes), kafka.last_words()
+        try:
+            return bool(admin.list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
+    try:
+        wait_for(answers, "Kafka answers", 300)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {kafka.last_words()}") from None
