@@ -19,6 +19,8 @@ from confluent_kafka import KafkaException
 Figures = dict[str, float]
 REST_S: Final = 3.0
 """What a system that has just done something is given before it counts as having nothing to do."""
+REST_FOR_PARTITIONS_S: Final = 90.0
+"""The same after thousands of partitions were made: both say so before all their directories are there."""
 TIMEOUT_S: Final = 240
 _ACKS: Final = ("p50", "p99", "p999")
 
@@ -97,7 +99,7 @@ def idle(bench: Bench, step: Step) -> Figures:
     if load.partitions:
         bench.topic(step, load)
     with _connections(bench, step):
-        time.sleep(REST_S)
+        time.sleep(REST_FOR_PARTITIONS_S if load.partitions else REST_S)
         with bench.watch.over(bench.running.processes()):
             before, begin = bench.running.used(), time.perf_counter()
             time.sleep(bench.size.idle_s)

@@ -18,7 +18,7 @@ from bench.runner.machine import Used, used
 from bench.runner.rows import KAFKA_SYSTEM, PENSTOCK_SYSTEM, Layout
 from bench.secure import make_door
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from penstock.errors import CommandError
 from penstock.local import ports
@@ -28,6 +28,8 @@ from penstock_core.process.credentials import load_client_file
 
 START_TIMEOUT_S: Final = 120
 ASK_TIMEOUT_S: Final = 60
+PARTITIONS_AT_ONCE: Final = 5_000
+"""Kafka's controllers take 10,000 records for one operation, and a topic of 10,000 partitions is one more."""
 NODES: Final = ("storage-node", "broker", "single")
 
 
@@ -96,7 +98,8 @@ class Running:
         """Created, and with a leader for each partition. Tries again while a system has just been started."""
         admin = self.admin()
         deadline = time.monotonic() + START_TIMEOUT_S
-        topic = NewTopic(name, partitions, replication_factor, config=dict(config))
+        at_first = min(partitions, PARTITIONS_AT_ONCE)
+        topic = NewTopic(name, at_first, replication_factor, config=dict(config))
         while True:
             # A short wait at first: a request that is sent before the first leader is elected is answered late.
             try:
@@ -108,6 +111,11 @@ class Running:
                     break
                 if time.monotonic() > deadline:
                     raise SystemFailed(f"{self.name}: topic {name} was not created: {told.str()}") from None
+        for total in range(
+            at_first + PARTITIONS_AT_ONCE, partitions + PARTITIONS_AT_ONCE, PARTITIONS_AT_ONCE
+        ):
+            more = NewPartitions(name, min(total, partitions))
+            admin.create_partitions([more], request_timeout=60)[name].result(70)
         self.wait_for(name, partitions, replication_factor)
 
     def wait_for(self, topic: str, partitions: int, in_sync: int) -> None:
