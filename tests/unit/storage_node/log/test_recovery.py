@@ -459,9 +459,16 @@ def test_names_of_a_new_logs_files_are_durable_with_what_is_first_flushed(is_kil
         fs = fs.restart()
         _, log = reopen(fs)
     append(log, make_batch(2))
+    fs.calls.clear()
     run_job(log)
+    # By itself, and not because the file of its first epoch happens to be made durable beside it.
+    assert [call for call, _ in fs.calls if "sync" in call][-2:] == ["fdatasync", "sync_directory"]
     _, found = reopen(fs.crash(keep_synced, keep_names=lambda _count: 0))
     assert found.log_end_offset == 2
+    fs.calls.clear()
+    append(log, make_batch(1))
+    run_job(log)
+    assert [call for call, _ in fs.calls if "sync" in call] == ["fdatasync"]
 
 
 def test_an_empty_log_whose_files_are_lost_is_made_once_more() -> None:

@@ -96,7 +96,7 @@ def recover(
     flush_point = checkpointed.recovery_point or 0
     scan_from = min(flush_point, _damaged_from(fs, directory))
     if not segments:
-        # Nothing was ever flushed to it: should its files be lost, the next start makes them once more.
+        # Nothing was ever flushed to it: should its files be lost, the next start makes them anew (decision 0164).
         segments = [
             first_segment(fs, directory, log_start_offset, now_ms, sync=log_start_offset + flush_point > 0)
         ]

@@ -15,7 +15,7 @@ from penstock_controller.state.operations.planner.holdings import Holdings
 from penstock_controller.state.operations.planner.shape import Counts, Shape
 from penstock_core.ids import NodeId
 
-_EDGES_MOST: Final = 5_000
+_SIZE_MOST: Final = 5_000
 """Partitions times nodes. Beyond that it would take seconds, for some hundredths of the moves."""
 _EDGES_A_STEP: Final = 500
 
@@ -24,11 +24,11 @@ _Step = tuple[int, NodeId, NodeId]
 
 
 def take_back(shape: Shape, holdings: Holdings) -> Generator[None, None, None]:
-    """Cycles that cost less than nothing, until there are none. Yields now and then.
+    """Cycles that cost less than nothing, until there are none, or one that disks or domains forbid. Yields at times.
 
     Counts of topics, and in all, have to be level already; those which are not stay as they are on each node.
     """
-    if not shape.takers or len(shape.partitions) * len(shape.takers) > _EDGES_MOST:
+    if not shape.takers or len(shape.partitions) * len(shape.takers) > _SIZE_MOST:
         return
     while any(r is not p.replicas for r, p in zip(shape.replicas, shape.partitions, strict=True)):
         yield
