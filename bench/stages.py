@@ -3,11 +3,14 @@
     make bench-stages
     make bench-stages STAGES="--megabytes 100 --ways gateway --durabilities fsync"
     make bench-stages STAGES="--record-bytes 100 --json stages.json"
+    make bench-stages STAGES="--rates 100 1000 --only-rates"
 
-A cluster of 3+3+1 processes for each run, one partition of RF 3, acks=all, librdkafka driven from C; then what was
-written is read from the start. Figures are per gigabyte, or per megabyte, of records. A thread that sleeps and is woken
-is a change of thread, and for a loop a turn that had to wait; a loop that always has something to do never sleeps.
-Bytes over loopback are those of the whole machine: nothing else should use it. Needs Linux, gcc.
+A cluster of 3+3+1 processes for each run, one partition of RF 3, acks=all, librdkafka driven from C; what was written
+is read from the start, and then records are sent one by one at fixed rates. Figures are per gigabyte, or per megabyte,
+of records, and per record at a rate. A thread that sleeps and is woken is a change of thread, and for a loop a turn
+that had to wait; a loop that always has something to do never sleeps. At a rate a sleep is one hop of a record's way,
+or one of the cluster's own beats. Bytes over loopback are those of the whole machine: nothing else should use it.
+Needs Linux, gcc.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import psutil
-from bench.runner.driver import THROUGHPUT, ClientFailed, Driver, build
+from bench.runner.driver import LATENCY, THROUGHPUT, ClientFailed, Driver, Told, build
 from bench.runner.machine import Missing, commit, need, need_space, settle
 from bench.runner.rows import Layout
 from bench.runner.systems import Running, SystemFailed, penstock
@@ -31,6 +35,8 @@ from rich.table import Table
 
 TIMEOUT_S: Final = 240
 WARM_UP_MEGABYTES: Final = 30
+PACED_S: Final = 10.0
+RATES: Final = (100, 1_000)
 WAYS: Final = ("direct", "gateway")
 DURABILITIES: Final = ("replicated", "fsync")
 _CLOCK_TICK_S: Final = 0.01
@@ -82,6 +88,11 @@ class Run:
     disk_ratio: Mapping[str, float]
     """Bytes handed to the disk by a stage, by those of records."""
     costs: Sequence[Cost]
+    record_bytes: int
+    rate_per_s: int = 0
+    """At which records were sent one by one; 0: as many as went."""
+    ack_ms: Sequence[float] = ()
+    """50, 99, 99.9 and 100 %, at a rate."""
 
 
 def kind_of(name: str, *, is_main: bool) -> str:
@@ -163,31 +174,41 @@ class _Profile:
         self._record_bytes = record_bytes
         self._leader = ""
 
-    def runs(self, megabytes: float) -> Iterator[Run]:
+    def runs(self, megabytes: float, rates: Sequence[int]) -> Iterator[Run]:
+        """Of 0 megabytes those at a rate alone."""
         self._running.create_topic(
             "stages", 1, 3, {"min.insync.replicas": "2", "penstock.durability": self._durability}
         )
         metadata = self._running.admin().list_topics("stages", timeout=60)
         self._leader = f"node-{metadata.topics['stages'].partitions[0].leader}"
-        self._load("produce", WARM_UP_MEGABYTES)
-        yield self._run("produce", megabytes)
-        self._load("consume", WARM_UP_MEGABYTES)
-        yield self._run("consume", megabytes)
+        for what in ("produce", "consume") if megabytes else ():
+            self._load(what, WARM_UP_MEGABYTES)
+            yield self._run(what, 0, partial(self._load, what, megabytes))
+        for rate_per_s in rates:
+            self._paced(rate_per_s, PACED_S / 2)
+            yield self._run("produce", rate_per_s, partial(self._paced, rate_per_s, PACED_S))
 
-    def _load(self, what: str, megabytes: float) -> tuple[int, float, float]:
-        told = self._driver.run(
+    def _load(self, what: str, megabytes: float) -> Told:
+        return self._driver.run(
             what, self._running.bootstraps[self._way],
             {**THROUGHPUT, **({"producer:acks": "all"} if what == "produce" else {})},
             topic="stages", partitions=1, records=max(1, round(megabytes * 1e6 / self._record_bytes)),
             record_bytes=self._record_bytes, timeout_s=TIMEOUT_S,
         )  # fmt: skip
-        return told.size_bytes, told.elapsed_s, told.cpu_s
 
-    def _run(self, what: str, megabytes: float) -> Run:
+    def _paced(self, rate_per_s: int, seconds: float) -> Told:
+        return self._driver.run(
+            "latency", self._running.bootstraps[self._way], {**LATENCY, "producer:acks": "all"},
+            topic="stages", partitions=1, records=max(20, round(rate_per_s * seconds)), skip=0,
+            record_bytes=self._record_bytes, rate_per_s=rate_per_s, with_reader=0, timeout_s=TIMEOUT_S,
+        )  # fmt: skip
+
+    def _run(self, what: str, rate_per_s: int, load: Callable[[], Told]) -> Run:
         settle()
         before = snapshot(self._running, self._leader)
-        size_bytes, elapsed_s, cpu_s = self._load(what, megabytes)
+        told = load()
         after = snapshot(self._running, self._leader)
+        size_bytes = told.size_bytes
         written = {
             stage: after.disk_bytes[stage] - before.disk_bytes.get(stage, 0) for stage in after.disk_bytes
         }
@@ -195,16 +216,45 @@ class _Profile:
             what,
             self._way,
             self._durability,
-            size_bytes / 1e6 / elapsed_s,
-            cpu_s / (size_bytes / 1e9),
+            size_bytes / 1e6 / told.elapsed_s,
+            told.cpu_s / (size_bytes / 1e9),
             (after.loopback_bytes - before.loopback_bytes) / size_bytes,
             {stage: size / size_bytes for stage, size in written.items() if size},
             costs(before, after, size_bytes),
+            self._record_bytes,
+            rate_per_s,
+            told.ack_ms,
         )
 
 
 def show(run: Run) -> Table:
     """For a terminal."""
+    return _show_rate(run) if run.rate_per_s else _show_load(run)
+
+
+def _show_rate(run: Run) -> Table:
+    # A figure over a gigabyte times this is one over a record, in millionths.
+    record = run.record_bytes / 1e3
+    table = Table(
+        "stage", "threads", "CPU us/record", "of it system", "sleeps/record",
+        title=f"{run.what}, {run.way}, {run.durability}: {run.rate_per_s} records/s",
+        caption=f"ack p50 {run.ack_ms[0]:.2f} ms, p99 {run.ack_ms[1]:.2f} ms; all stages "
+        f"{record * sum(one.cpu_s_per_gb for one in run.costs):.0f} us, client "
+        f"{record * run.client_cpu_s_per_gb:.0f} us; bytes by those of records: loopback {run.loopback_ratio:.2f}",
+    )  # fmt: skip
+    for one in run.costs:
+        if one.cpu_s_per_gb * record >= 1:
+            table.add_row(
+                one.stage,
+                one.kind,
+                f"{one.cpu_s_per_gb * record:.0f}",
+                f"{one.system_s_per_gb * record:.0f}",
+                f"{one.sleeps_per_mb * record / 1e3:.1f}",
+            )
+    return table
+
+
+def _show_load(run: Run) -> Table:
     disk = ", ".join(f"{stage} {ratio:.2f}" for stage, ratio in run.disk_ratio.items()) or "nobody"
     table = Table(
         "stage", "threads", "CPU s/GB", "of it system", "sleeps/MB",
@@ -233,10 +283,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record-bytes", type=int, default=1024, help="of each record (1024)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--durabilities", nargs="+", choices=DURABILITIES, default=list(DURABILITIES))
+    parser.add_argument(
+        "--rates", nargs="*", type=int, default=list(RATES), metavar="N",
+        help="records a second that are sent one by one (100 and 1000; none: no such runs)",
+    )  # fmt: skip
+    parser.add_argument("--only-rates", action="store_true", help="no loads as fast as they go")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
     options = parser.parse_args(arguments)
     if options.megabytes <= 0 or not 1 <= options.record_bytes <= 1_000_000:
         parser.error("--megabytes has to be above 0, and --record-bytes from 1 to 1000000")
+    if any(not 1 <= rate <= 100_000 for rate in options.rates):
+        parser.error("--rates have to be from 1 to 100000")
+    if options.rates and options.record_bytes < 8:
+        parser.error("--record-bytes of at least 8 for --rates: a record has its time in it")
     made: list[Run] = []
     console = Console(width=110)
     try:
@@ -251,7 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     with penstock(folder, Layout(), False) as running:
                         driver = Driver(program, folder, running.client)
                         profile = _Profile(running, driver, way, durability, options.record_bytes)
-                        for run in profile.runs(options.megabytes):
+                        megabytes = 0 if options.only_rates else options.megabytes
+                        for run in profile.runs(megabytes, options.rates):
                             made.append(run)
                             console.print(show(run))
     except (Missing, SystemFailed, ClientFailed) as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bench.stages import Snapshot, Thread, costs, kind_of, stage_of
+from bench.stages import Cost, Run, Snapshot, Thread, costs, kind_of, main, show, stage_of
+from rich.console import Console
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,30 @@ def test_costs_are_sums_over_the_threads_of_a_kind_and_over_the_records_bytes() 
         ("leader", "loop", 1.0, 0.5, 0.5),
         ("leader", "others", 0.5, 0.25, 0.01),
     ]
+
+
+def test_at_a_rate_figures_are_told_by_the_record() -> None:
+    cost = Cost("leader", "loop", cpu_s_per_gb=250, system_s_per_gb=50, sleeps_per_mb=1_000)
+    run = Run("produce", "direct", "fsync", 2.0, 25, 15.0, {}, [cost], 2_000, 1_000, (1.5, 3.25, 4, 5))
+    console = Console(width=110)
+    with console.capture() as told:
+        console.print(show(run))
+    text = " ".join(told.get().split())
+    assert "produce, direct, fsync: 1000 records/s" in text
+    assert "leader │ loop │ 500 │ 100 │ 2.0" in text
+    assert "ack p50 1.50 ms, p99 3.25 ms; all stages 500 us, client 50 us" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rates", "0"], "--rates have to be from 1 to 100000"),
+        (["--record-bytes", "7"], "--record-bytes of at least 8 for --rates"),
+    ],
+)
+def test_a_rate_that_cannot_be_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert said in capsys.readouterr().err
