@@ -19,7 +19,7 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from chaos.cluster import Needs
-from chaos.operations import Commands, Json, Operation, Restarter, running_nodes
+from chaos.operations import COMMAND_TIMEOUT_S, Commands, Json, Operation, Restarter, running_nodes
 from chaos.run import ASSIGNMENT, TOPIC, Run
 from chaos.scenario import scenario
 from penstock_controller.state.operations.engine.window import LIMITS
@@ -52,6 +52,8 @@ class Change:
     """Asked of the replicas of each partition."""
     removes: bool = False
     """The source, at its end."""
+    into_empty: bool = False
+    """The target has to hold nothing before."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ CHANGES = (
         SOURCE,
         _is_replaced,
         removes=True,
+        into_empty=True,
     ),
     Change("node-remove", ("node", "remove", str(SOURCE_ID)), SOURCE, _is_drained, removes=True),
     Change(REBALANCE, ("cluster", REBALANCE, "--topic", TOPIC, "--topic", BALLAST), "node-1", _is_even),
@@ -128,6 +131,8 @@ def _register(change: Change, victim: str) -> None:
     def inject(run: Run) -> None:
         _add_ballast(run)
         commands = Commands(run.cluster)
+        if change.into_empty:
+            _empty(commands, TARGET_ID)
         words = (*change.words, "--throttle", str(_rate(run, commands, change.words)))
         by_name = {"source": change.source, "target": TARGET}
         going = change.source if change.removes else ""
@@ -239,6 +244,13 @@ def _add_ballast(run: Run) -> None:
         value_bytes=BALLAST_VALUE_BYTES,
         **clients,
     )
+
+
+def _empty(commands: Commands, node_id: int) -> None:
+    """A node holds nothing and takes part: it has got its share of what the cluster has made for itself meanwhile."""
+    for word in ("drain", "uncordon"):
+        told = commands.told("node", word, str(node_id), "--yes", "--wait", str(COMMAND_TIMEOUT_S))
+        assert told is not None, f"`penstock node {word} {node_id}` failed"
 
 
 def _rate(run: Run, commands: Commands, words: tuple[str, ...]) -> int:
