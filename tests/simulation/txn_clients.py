@@ -408,7 +408,11 @@ class TxnProducer(Program):
     async def _transact(self) -> None:
         spoken = self._spoken()
         if spoken != self.protocol:
-            # Clients change over between two transactions.
+            # Clients change over between two transactions, to the new protocol with a new epoch (TransactionManager of
+            # 4.3: clientSideEpochBumpRequired). By the old one the epoch stays, and what is written without being added
+            # would pass for the transaction before, until its marker is written.
+            if spoken == NEW:
+                await self._init()
             self.protocol = spoken
         places = self.transactions.places()
         if not places:
