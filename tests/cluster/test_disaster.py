@@ -106,6 +106,31 @@ def test_from_the_survivors_disk(cluster: LocalCluster, tmp_path: Path) -> None:
     assert "123456789" in penstock("config", "describe", "topic", "kept", "--bootstrap", cluster.bootstrap)
 
 
+def test_the_same_backup_twice(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Nodes and gateways run on, and know a later time of the metadata than the backup has."""
+    create(cluster, "twice")
+    book = produce(cluster.bootstrap, "twice", RECORDS)
+    backup = tmp_path / "backup"
+    said("cluster", "export", str(backup), "--gateway", cluster.gateway)
+    others = pids(cluster, "node") | pids(cluster, "gateway")
+    names = [f"controller-{each}" for each in CONTROLLERS]
+    for number in range(1, 3):
+        cluster.kill_several(names)
+        begin_anew(cluster, str(backup))
+        wait_for(lambda: is_whole(cluster, "twice"), "every replica is in sync again", TIMEOUT_S)
+        produce(cluster.bootstrap, "twice", RECORDS, first=number * RECORDS, ledger=book)
+        # More elections than an import needs, and more changes.
+        for _ in range(3):
+            cluster.kill_several(names)
+            cluster.start(*names)
+            wait_until_ready(cluster)
+            for index in range(5):
+                words = ("config", "set", "topic", "twice", f"retention.ms={10**9 + index}")
+                penstock(*words, "--bootstrap", cluster.bootstrap)
+    check_nothing_lost(book, read_all(cluster.bootstrap, "twice"))
+    assert pids(cluster, "node") | pids(cluster, "gateway") == others
+
+
 def test_with_no_backup_at_all(cluster: LocalCluster) -> None:
     create(cluster, "lost")
     book = produce(cluster.bootstrap, "lost", RECORDS)

@@ -342,11 +342,13 @@ class TxnProducer(Program):
 
     async def _init(self) -> None:
         self.protocol = self._spoken()
-        self.init_us = self.world.scheduler.now_us
         slot = self.slot
-        slot.tries.append((self.init_us, self))
+        asked_us, is_new = self.world.scheduler.now_us, self.producer_id < 0
+        slot.tries.append((asked_us, self))
         # Of two that ask at the same time either may be the later one.
-        self._has_rival = bool(slot.initializing)
+        has_rival = bool(slot.initializing)
+        if is_new:
+            self.init_us, self._has_rival = asked_us, has_rival
         slot.initializing[self] = None
         answer = await self._coordinate(
             "txn",
@@ -363,6 +365,8 @@ class TxnProducer(Program):
             raise Fatal(f"InitProducerId: {error.name}")
         if error:
             self._unexpected("InitProducerId", error)
+        # Whoever took the id before this was asked would have been told: the answer would have been another one.
+        self.init_us, self._has_rival = asked_us, has_rival
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         self._sequences.clear()
         self._needs_epoch = False

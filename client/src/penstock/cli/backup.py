@@ -202,14 +202,14 @@ def import_(
         raise CommandError("give FILE, or --empty with --cluster-id", ExitCode.USAGE)
     ids = _ids(controllers)
     offline = _controller_package()
-    head = None
+    head, now_ms = None, int(time.time() * 1000)
     if file is not None:
         from penstock_core.metadata.backup import Backup
 
         head, image = read_backup(file)
-        restored = restore.restore(Backup(head, image))
+        restored = restore.restore(Backup(head, image), now_ms)
     else:
-        restored = restore.empty(parse_cluster_id(cluster_id or ""), int(time.time() * 1000))
+        restored = restore.empty(parse_cluster_id(cluster_id or ""), now_ms)
     paths = {each: out / f"controller-{each}" for each in ids}
     for path in paths.values():
         if path.exists():

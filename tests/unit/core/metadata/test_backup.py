@@ -20,6 +20,7 @@ from penstock_core.metadata.levels import (
     level_of,
 )
 from penstock_core.metadata.restore import (
+    AGE_MS_MAX,
     EPOCHS_UP,
     PRODUCER_IDS_UP,
     TERMS_UP,
@@ -32,6 +33,7 @@ from unit.core.metadata.test_image import cluster, full, node, operation, partit
 
 TERM = 7
 NOW_MS = 1_800_000_000_000
+MADE_MS = 1_700_000_000_000
 
 
 def head(image: MetadataImage, **changes: object) -> BackupHead:
@@ -40,7 +42,7 @@ def head(image: MetadataImage, **changes: object) -> BackupHead:
         "metadata_version": image.version,
         "metadata_level": level_of(image),
         "raft_term": TERM,
-        "time_ms": 1_700_000_000_000,
+        "time_ms": MADE_MS,
         "secrets": True,
     }
     return BackupHead(**{**values, **changes})  # type: ignore[arg-type]
@@ -128,7 +130,7 @@ def test_a_newer_clusters_file_is_refused() -> None:
 
 def test_everything_that_only_rises_is_raised() -> None:
     image = full()
-    restored = restore(Backup(head(image), image))
+    restored = restore(Backup(head(image), image), MADE_MS)
     new = restored.image
     assert restored.term == TERM + TERMS_UP
     assert new.version == new.restored_version == image.version + VERSIONS_UP
@@ -151,10 +153,35 @@ def test_everything_that_only_rises_is_raised() -> None:
     assert MetadataImage.from_records(new.to_records(), new.version) == new, "and a snapshot keeps it"
 
 
+def test_what_is_imported_later_outranks_an_earlier_import() -> None:
+    """Be it the same backup, or an older one: a minute has passed, with fewer changes than that has ms."""
+    image = full()
+    old = MetadataImage.from_records(image.to_records(), image.version - 3)
+    first = restore(Backup(head(image, time_ms=MADE_MS + 5_000), image), MADE_MS + 3_600_000)
+    for backup in (Backup(head(image, time_ms=MADE_MS + 5_000), image), Backup(head(old), old)):
+        later = restore(backup, MADE_MS + 3_660_000)
+        assert later.image.version >= first.image.version + 60_000
+        assert later.term >= first.term + 60
+        assert later.image.next_producer_id >= first.image.next_producer_id + 60_000
+        for topic_id, each in first.image.topics.items():
+            for index, before in each.partitions.items():
+                found = later.image.topics[topic_id].partitions[index]
+                assert found.leader_epoch >= before.leader_epoch + 60
+                assert found.partition_epoch >= before.partition_epoch + 60
+
+
+@pytest.mark.parametrize(("now_ms", "up"), [(MADE_MS - 1, 0), (MADE_MS + 10**15, AGE_MS_MAX)])
+def test_a_clock_that_is_far_off_uses_up_no_leader_epochs(now_ms: int, up: int) -> None:
+    image = full()
+    restored = restore(Backup(head(image), image), now_ms)
+    assert restored.image.version == image.version + VERSIONS_UP + up
+    assert restored.term == TERM + TERMS_UP + up // 1000
+
+
 def test_operations_that_went_on_are_paused() -> None:
     done, going = operation(1, pb.OPERATION_STATE_DONE), operation(2, pb.OPERATION_STATE_RUNNING)
     image = MetadataImage.from_records([cluster(), node(1), done, going], 5)
-    new = restore(Backup(head(image), image)).image
+    new = restore(Backup(head(image), image), MADE_MS).image
     states = {key: each.state for key, each in new.operations.operations.items()}
     assert states == {1: pb.OPERATION_STATE_DONE, 2: pb.OPERATION_STATE_PAUSED}
     assert new.operations.operations[2].paused_by_hand
@@ -165,14 +192,14 @@ def test_an_operation_that_was_being_cancelled_goes_on_being_cancelled() -> None
     going = operation(2, pb.OPERATION_STATE_CANCELLING)
     going.operation.executor.executor_id = "one of before"
     image = MetadataImage.from_records([cluster(), node(1), going], 5)
-    found = restore(Backup(head(image), image)).image.operations.operations[2]
+    found = restore(Backup(head(image), image), MADE_MS).image.operations.operations[2]
     assert (found.state, found.paused_by_hand, found.reason) == (pb.OPERATION_STATE_CANCELLING, False, "")
     assert not found.HasField("executor")
 
 
 def test_producer_ids_that_nobody_wrote_down_are_not_given_out() -> None:
     image = MetadataImage.from_records([cluster()], 5)
-    assert restore(Backup(head(image), image)).image.next_producer_id == PRODUCER_IDS_UP
+    assert restore(Backup(head(image), image), MADE_MS).image.next_producer_id == PRODUCER_IDS_UP
 
 
 def test_an_empty_one_knows_its_cluster_and_outranks_all() -> None:

@@ -8,6 +8,9 @@ outranks what is restored, every number that only rises is raised by more than w
 - leader and partition epochs, because logs refuse older ones;
 - producer ids, because one that is given out twice makes new records pass for repeated ones.
 
+And by the time that has passed since the backup was made: what is imported later, be it the same backup once more,
+outranks what came of an earlier import. Clusters change less often than these numbers grow by it.
+
 All nodes are fenced until they come. Gateways and controllers' directories are left out: they say again who they are.
 Operations are paused: what they saw may be gone. Those that were being cancelled go on being cancelled.
 
@@ -34,6 +37,9 @@ TERMS_UP: Final = 1_000
 EPOCHS_UP: Final = 1_000
 PRODUCER_IDS_UP: Final = 1_000_000
 
+AGE_MS_MAX: Final = 10 * 365 * 24 * 3600 * 1000
+"""A clock that is far off must not use up leader epochs, which have 31 bits and rise by one for each second."""
+
 MS_PER_TERM: Final = 10_000
 """Without a backup nobody knows how far the cluster was, be it that it began so before. The time is further than
 any: a thousand changes a second, and an election every ten, since 1970."""
@@ -49,10 +55,13 @@ class Restored:
     term: int
 
 
-def restore(backup: Backup) -> Restored:
-    """The metadata of a backup, raised above whatever happened since."""
-    version = backup.head.metadata_version + VERSIONS_UP
-    return Restored(_image(_raised(backup.image, version), version), backup.head.raft_term + TERMS_UP)
+def restore(backup: Backup, now_ms: int) -> Restored:
+    """The metadata of a backup, raised above whatever happened since; `now_ms` since 1970."""
+    head = backup.head
+    age_ms = min(max(now_ms - head.time_ms, 0), AGE_MS_MAX)
+    version = head.metadata_version + VERSIONS_UP + age_ms
+    term = head.raft_term + TERMS_UP + age_ms // 1000
+    return Restored(_image(_raised(backup.image, version, age_ms), version), term)
 
 
 def empty(cluster_id: bytes, now_ms: int) -> Restored:
@@ -75,10 +84,11 @@ def _image(records: Iterator[pb.MetadataRecord], version: int) -> MetadataImage:
     return builder.finish(version)
 
 
-def _raised(image: MetadataImage, version: int) -> Iterator[pb.MetadataRecord]:
+def _raised(image: MetadataImage, version: int, age_ms: int) -> Iterator[pb.MetadataRecord]:
+    ids_up, epochs_up = PRODUCER_IDS_UP + age_ms, EPOCHS_UP + age_ms // 1000
     if not image.next_producer_id:
         # Nobody was given any: no record says so.
-        yield pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=PRODUCER_IDS_UP))
+        yield pb.MetadataRecord(producer_ids=pb.ProducerIdsRecord(next_producer_id=ids_up))
     for record in image.to_records():
         kind = record.WhichOneof("record")
         if kind in _LEFT_OUT:
@@ -90,9 +100,9 @@ def _raised(image: MetadataImage, version: int) -> Iterator[pb.MetadataRecord]:
             record.node.fenced = True
             record.node.in_controlled_shutdown = False
         elif kind == "partition":
-            _leaderless(record.partition)
+            _leaderless(record.partition, epochs_up)
         elif kind == "producer_ids":
-            record.producer_ids.next_producer_id += PRODUCER_IDS_UP
+            record.producer_ids.next_producer_id += ids_up
         elif kind == "operation" and record.operation.state not in ENDED:
             record.operation.ClearField("executor")
             # One that is being cancelled has given up its cordons: it must not go on, and what it takes back is safe
@@ -104,9 +114,9 @@ def _raised(image: MetadataImage, version: int) -> Iterator[pb.MetadataRecord]:
         yield record
 
 
-def _leaderless(partition: pb.PartitionRecord) -> None:
-    partition.leader_epoch += EPOCHS_UP
-    partition.partition_epoch += EPOCHS_UP
+def _leaderless(partition: pb.PartitionRecord, epochs_up: int) -> None:
+    partition.leader_epoch += epochs_up
+    partition.partition_epoch += epochs_up
     partition.leader = partition.last_known_leader = NO_NODE
     partition.recovering = False
     del partition.isr[:]
