@@ -428,7 +428,9 @@ class Operator:
         self._look_after_rolling(live)
         for record in live:
             late = any(s.reason and s.state == pb.OPERATION_STEP_STATE_RUNNING for s in record.steps)
-            waits = record.paused_by_hand or record.reason.startswith("conflict") or late
+            # Whose factor was lowered to its min ISR meanwhile stays so until a person changes one of them.
+            in_vain = record.reason.startswith("min-isr") and self._is_all_in_sync()
+            waits = record.paused_by_hand or record.reason.startswith("conflict") or late or in_vain
             if record.state == pb.OPERATION_STATE_PAUSED and waits:
                 choice = (api.OPERATION_CONTROL_RESUME, api.OPERATION_CONTROL_CANCEL)
                 self._control(record.operation_id, self.rng.choice(choice))
@@ -440,6 +442,11 @@ class Operator:
             request = api.PlanRequest(kind=kind, throttle=pb.OperationThrottle(auto=True))
             request.parameters.node_ids.append(cordoned[0])
             self._start(request)
+
+    def _is_all_in_sync(self) -> bool:
+        """Nothing is to be waited for."""
+        topics = self._image().topics.values()
+        return all(set(p.isr) >= set(p.replicas) for topic in topics for p in topic.partitions.values())
 
     def why_not_done(self) -> str:
         """What still lacks, "" when operations have ended and left nothing behind."""
