@@ -110,12 +110,24 @@ def kafka_python(bootstrap: str, topic: str, rate_per_s: float, stop: Event) -> 
             future.add_callback(partial(done, time.monotonic()))
             future.add_errback(lambda error: told.failed.append(repr(error)))
             if number % int(rate_per_s) == 0:
-                call(told, admin.list_topics)
+                call(told, partial(patiently, admin.list_topics, stop))
         time.sleep(0.001)
     producer.flush(TIMEOUT_S)
     producer.close()
     admin.close()
     return told
+
+
+def patiently(what: Callable[[], object], stop: Event) -> object:
+    """kafka-python's admin client asks for no addresses while it works, and gives up at once where each one that it
+    knows refuses a dial. The others look for another broker for as long; so it is asked again."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return what()
+        except (kafka.errors.KafkaConnectionError, kafka.errors.NodeNotReadyError):
+            if stop.wait(0.2) or time.monotonic() > deadline:
+                raise
 
 
 def aio(bootstrap: str, topic: str, rate_per_s: float, stop: Event) -> Client:
