@@ -365,7 +365,7 @@ class TxnProducer(Program):
             raise Fatal(f"InitProducerId: {error.name}")
         if error:
             self._unexpected("InitProducerId", error)
-        # Whoever took the id before this was asked would have been told: the answer would have been another one.
+        # Had somebody else taken the id before this was asked, the answer would have been an error.
         self.init_us, self._has_rival = asked_us, has_rival
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         self._sequences.clear()

@@ -8,8 +8,9 @@ outranks what is restored, every number that only rises is raised by more than w
 - leader and partition epochs, because logs refuse older ones;
 - producer ids, because one that is given out twice makes new records pass for repeated ones.
 
-And by the time that has passed since the backup was made: what is imported later, be it the same backup once more,
-outranks what came of an earlier import. Clusters change less often than these numbers grow by it.
+And by the time that has passed since the backup was made: the same backup, or one that was made before it, may be
+imported once more, and outranks what came of the first import. Clusters change less often than these numbers grow by
+it. A backup of before the import of a later one may lack the constants of that import, up to some twenty minutes.
 
 All nodes are fenced until they come. Gateways and controllers' directories are left out: they say again who they are.
 Operations are paused: what they saw may be gone. Those that were being cancelled go on being cancelled.

@@ -2,7 +2,7 @@
 (rule "Records are checked before they are stored").
 
 A batch with a right CRC and broken records would stop every consumer for ever, so each
-record is walked by compiled code: some 100 ns per record, the CRC at 20-30 GB/s, and a few
+record is walked by compiled code: some 150 ns per record, the CRC at 20-30 GB/s, and a few
 microseconds of Python per batch. The order and codes are Kafka's (ProduceRequest,
 UnifiedLog.analyzeAndValidateRecords, LogValidator of 4.3).
 
