@@ -26,8 +26,17 @@ import psutil
 KAFKA_VERSION = "4.3.1"
 ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "penstock-bench"
+FORMATTER = "kafka.tools.StorageTool"
 START_TIMEOUT_S = 60
 COMPILE_TIMEOUT_S = 300
+
+
+def random_cluster_id() -> str:
+    """As `Uuid.randomUuid` of Kafka makes one: none begins with `-`, which the tools would take for an option."""
+    while True:
+        made = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not made.startswith("-"):
+            return made
 
 
 @contextlib.contextmanager
@@ -164,8 +173,9 @@ class KafkaCluster:
         return f"127.0.0.1:{self._ports[0][0]}"
 
     def start(self) -> None:
-        """Format and start every node; returns at once, clients retry until it answers."""
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        """Format and start every node; returns at once, clients retry until it answers. Raises RuntimeError with what
+        Kafka's tool says when a directory can't be formatted."""
+        cluster_id = random_cluster_id()
         voters = ",".join(f"{n + 1}@127.0.0.1:{port[1]}" for n, port in enumerate(self._ports))
         for index, (client_port, controller_port) in enumerate(self._ports):
             folder = self.folder / f"kafka-{index + 1}"
@@ -180,9 +190,12 @@ class KafkaCluster:
             )
             # A password on a command line: a throw-away one, of a cluster on loopback that ends with the run.
             user = [] if self._door is None else ["--add-scram", self._door.scram]
-            self._java(
-                folder, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(settings), *user
+            status = self._java(
+                folder, FORMATTER, "format", "-t", cluster_id, "-c", str(settings), *user
             ).wait(60)
+            if status != 0:
+                said = (folder / f"{FORMATTER}.log").read_text(errors="replace").splitlines()
+                raise RuntimeError(f"Kafka's {folder} was not formatted: {' / '.join(said[-3:])}")
         self.run()
 
     def run(self) -> None:

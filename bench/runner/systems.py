@@ -171,7 +171,10 @@ def kafka(folder: Path, layout: Layout, secure: bool) -> Iterator[Running]:
         cluster.run()
 
     try:
-        cluster.start()
+        try:
+            cluster.start()
+        except RuntimeError as error:
+            raise SystemFailed(str(error)) from None
         yield Running(
             KAFKA_SYSTEM,
             {"direct": cluster.bootstrap},
