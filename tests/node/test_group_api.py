@@ -20,6 +20,7 @@ from penstock_storage_node.groups.shard import Shard
 from penstock_storage_node.kafka.groups import GroupHandler
 from penstock_storage_node.kafka.request_context import RequestContext
 from penstock_storage_node.kafka.rights import Rights
+from penstock_storage_node.settings import GroupSettings
 from support.denials import Denying
 from unit.storage_node.groups.group_rig import FakeTopics, Rig, subscription
 
@@ -54,8 +55,8 @@ def without_rights() -> Denying:
 class Peer:
     """Calls the handler as a connection does."""
 
-    def __init__(self, authorizer: Any = None) -> None:
-        self.rig = Rig()
+    def __init__(self, authorizer: Any = None, settings: GroupSettings | None = None) -> None:
+        self.rig = Rig(settings)
         self.rig.topics.counts = {"t": 3, "secret": 1}
         self.host = Host(self.rig)
         self.handler = GroupHandler(self.host, Rights(authorizer or AllowAll()))  # type: ignore[arg-type]
@@ -413,6 +414,37 @@ def test_a_commit_that_is_never_safe_is_answered_all_the_same(monkeypatch: pytes
         assert peer.rig.offsets("g") == {("t", 0): 40, ("t", 1): 41}
 
     asyncio.run(main())
+
+
+async def test_who_is_refused_for_want_of_room_hears_of_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of refusals in a second would take the processor from others, and what they waited for is not there
+    sooner: others are answered meanwhile."""
+    monkeypatch.setattr("penstock_storage_node.kafka.groups.REFUSAL_DELAY_MS", 200)
+    peer = Peer(settings=GroupSettings(initial_rebalance_delay_ms=0, groups_per_principal_max=1))
+    order: list[str] = []
+
+    async def refused() -> None:
+        with pytest.raises(AssertionError, match="81"):
+            await join(peer, 3, "second")
+        order.append("join")
+
+    async def refused_beat() -> None:
+        beat = {"group_id": "third", "member_id": "m", "member_epoch": 0, "rebalance_timeout": 30_000}
+        beat |= {"instance_id": None, "rack_id": None, "server_assignor": None}
+        beat |= {"subscribed_topic_names": ("t",), "subscribed_topic_regex": None, "topic_partitions": ()}
+        answer = await peer.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, **beat)
+        assert int(answer.error_code) == E.GROUP_MAX_SIZE_REACHED
+        order.append("heartbeat")
+
+    await join(peer, 3, "first")
+    waiting = [asyncio.create_task(each()) for each in (refused, refused_beat)]
+    await asyncio.sleep(0)
+    found = await peer.call(ApiKey.LIST_GROUPS, 4, states_filter=())
+    order.append("list")
+    await asyncio.gather(*waiting)
+    assert [one.group_id for one in found.groups] == ["first"]
+    assert order[0] == "list"
+    assert len(order) == 3
 
 
 async def test_a_list_is_whole_once_all_that_the_node_leads_is_read() -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from penstock_frontend.listener import handshakes
 from penstock_frontend.listener.handshakes import (
+    PACED_PER_S,
     PATIENCE_AMONG_EQUALS_S,
     PATIENCE_S,
+    WASTED_BURST,
+    WASTED_PER_S,
     Begin,
     End,
     HandshakeLine,
+    HandshakePace,
     Later,
 )
 
@@ -113,3 +120,45 @@ def test_whatever_comes_and_goes_the_counts_stay_right() -> None:
             line.over(address, one)
     assert not len(line)
     assert line.step(now_s) is None
+
+
+def test_who_has_handshakes_for_nothing_is_slowed_down_and_nobody_else() -> None:
+    pace = HandshakePace()
+    for _ in range(WASTED_BURST):
+        pace.wasted("bad", 100.0)
+        assert pace.wait_s("bad", 100.0, 10.0) == 0.0
+    pace.wasted("bad", 100.0)
+    waits = [pace.wait_s("bad", 100.0, 0.2) for _ in range(6)]
+    assert waits[:4] == pytest.approx([n / PACED_PER_S for n in range(4)])
+    # Who is sent away takes no time of the next one.
+    assert waits[5] is None
+    assert pace.wait_s("bad", 100.0, 10.0) == pytest.approx(5 / PACED_PER_S)
+    assert pace.wait_s("good", 100.0, 10.0) == 0.0
+    # That was 1 too many: forgiven after a tenth of a second.
+    assert pace.wait_s("bad", 100.0 + 1.01 / WASTED_PER_S, 10.0) == 0.0
+
+
+def test_however_much_was_for_nothing_it_is_forgiven_after_seconds() -> None:
+    pace = HandshakePace()
+    for _ in range(10_000):
+        pace.wasted("bad", 0.0)
+    soon_s = WASTED_BURST / WASTED_PER_S
+    assert pace.wait_s("bad", soon_s - 0.1, 10.0) == 0.0  # its first one, but the next waits
+    assert pace.wait_s("bad", soon_s - 0.1, 10.0) == pytest.approx(1 / PACED_PER_S)
+    assert pace.wait_s("bad", soon_s + 0.01, 10.0) == 0.0
+    assert pace.wait_s("bad", soon_s + 0.01, 10.0) == 0.0
+    assert pace.wait_s("bad", 3 * soon_s, 10.0) == 0.0
+    assert not pace._of
+
+
+def test_of_very_many_addresses_those_that_wasted_something_last_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handshakes, "_ADDRESSES_MAX", 100)
+    pace = HandshakePace()
+    for number in range(1_000):
+        pace.wasted(str(number), 0.0)
+        pace.wasted("bad", 0.0)
+        assert len(pace._of) <= 101
+    assert pace.wait_s("bad", 0.0, 10.0) == 0.0
+    assert pace.wait_s("bad", 0.0, 10.0) == pytest.approx(1 / PACED_PER_S)

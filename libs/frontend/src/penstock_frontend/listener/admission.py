@@ -34,7 +34,7 @@ class ConnectionCaps:
     """Of those, such as made no request yet, or have to sign in and have not."""
     tls_strangers_max: int = 1_100
     """The same where TLS is spoken, whatever of it they have done."""
-    tls_handshakes_max: int = 200
+    tls_handshakes_max: int = 128
     """Handshakes under way, at 63 KB each; others wait."""
     tls_greeted_max: int = 500
     """Of the strangers those that have done it, at 35 KB each."""

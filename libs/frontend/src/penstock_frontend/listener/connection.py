@@ -22,7 +22,8 @@ called `admit`; the handler never sees one before that. Till then they are small
 time: the next one is not looked at before the one before is answered.
 
 Denials. Who was denied something gets in line with long work, a request at a time: it is served when nobody else
-wants the processor. JoinGroups, which wait for others, are few at a time.
+wants the processor. JoinGroups, which wait for others, are few at a time, and beyond the first get in that line too: a
+client has one group on a connection.
 
 Quotas. Where anybody has one (`QuotaGate.is_active`) each request carries a charge; its answer says for how long the
 client is throttled, and for that time nothing more is read.
@@ -159,13 +160,13 @@ class Connection(asyncio.BufferedProtocol):
     """A client's connection, for the handler and for the event loop."""
 
     __slots__ = (
+        "_after_others",
         "_audited",
         "_backlog",
         "_callbacks",
         "_charged",
         "_close_when_empty",
         "_deferred",
-        "_denied",
         "_entry_count",
         "_frame_bytes_max",
         "_frame_bytes_min",
@@ -234,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         self.mechanism = ""
         """By which the client has signed in; SSL: by its certificate."""
         self._audited = owner.audit.writes or owner.asks_rights
-        self._denied = False
+        self._after_others = False
         self.state: dict[str, Any] = {}
         """The handler's own."""
         self.closed = False
@@ -347,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def was_denied(self) -> None:
         """For the authorizer: something was denied that its client asked for."""
-        self._denied = True
+        self._after_others = True
 
     def pass_on(self, frame: bytearray) -> Response | Awaitable[Response]:
         """For the doorkeeper: what the handler answers to a frame of a client that has signed in."""
@@ -489,9 +490,9 @@ class Connection(asyncio.BufferedProtocol):
                 break
             began_s = self._dispatch(bytearray(data[pos + 4 : pos + 4 + length]), charged=False)
             pos += 4 + length
-            if self._denied:
-                # Who is denied one thing after the other has to wait for all others.
-                self._denied = False
+            if self._after_others:
+                # Who is denied one thing after the other, or joins many groups at once, has to wait for all others.
+                self._after_others = False
                 self._backlog = bytes(data[pos:size])
                 self._defer(self._owner.turns.when_not_wanted)
                 break
@@ -617,6 +618,7 @@ class Connection(asyncio.BufferedProtocol):
         self._inflight_bytes += size
         if api_key == ApiKey.JOIN_GROUP:
             self._joins += 1
+            self._after_others = self._after_others or self._joins > 1
         self._pending.append((future, response, size, stats, started_s, charge))
         if future is not None:
             future.add_done_callback(self._on_done)

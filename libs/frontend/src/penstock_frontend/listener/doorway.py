@@ -27,7 +27,7 @@ from penstock_core.security.login_limits import network
 from penstock_frontend.listener.admission import Admission, makes_room
 from penstock_frontend.listener.connection import Connection, ConnectionOwner
 from penstock_frontend.listener.descriptors import first_reserved
-from penstock_frontend.listener.handshakes import Begin, End, HandshakeLine
+from penstock_frontend.listener.handshakes import Begin, End, HandshakeLine, HandshakePace
 from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
 from penstock_frontend.listener.strangers import Strangers
 
@@ -93,6 +93,7 @@ class Doorway:
         """Of the strangers those whose handshake is done."""
         self._handshakes: HandshakeLine[_Turn] = HandshakeLine(caps.tls_handshakes_max)
         self._handshakes_timer: asyncio.TimerHandle | None = None
+        self._pace = HandshakePace()
         self._first_reserved = first_reserved()
         self._logged_s = -1e9
         self._room: deque[Connection] = deque()
@@ -122,6 +123,8 @@ class Doorway:
     def left(self, connection: Connection) -> None:
         """A connection that was let in is gone."""
         self._admission.removed(connection.source)
+        if self._tls is not None and not connection.request_count:
+            self._pace.wasted(connection.address, self._owner.loop.time())
         self._strangers.gone(connection.address, connection)
         self._greeted.gone(connection.address, connection)
         self._signed_in.gone(str(connection.principal), connection)
@@ -146,7 +149,7 @@ class Doorway:
                     await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
                 continue
             self._greet(client, str(peer[0]) if isinstance(peer, tuple) else "")
-            if len(self._strangers) > self._strangers_max // 2:
+            if len(self._strangers) > self._strangers_max // 10:
                 # Somebody dials and says nothing: those who are here are served in between.
                 await self._owner.turns.next_slice()
 
@@ -227,6 +230,9 @@ class Doorway:
                     self._is_greeted(network(host), made[0])
             elif counted:
                 self._admission.removed(host)
+            # A task that was cancelled keeps its error, and that these frames: with the task in one of them it would
+            # stay until a full collection, which is rare.
+            del task
 
     async def _says_hello(self, client: socket.socket, host: str) -> bool:
         """Wait for the first byte, which stays unread; False when this is the end of it."""
@@ -255,30 +261,34 @@ class Doorway:
         context: Callable[[], ssl.SSLContext],
     ) -> None:
         owner = self._owner
+        timeout_s = owner.limits.handshake_timeout_ms / 1000
+        wait_s = self._pace.wait_s(network(host), owner.loop.time(), timeout_s)
+        if wait_s is None:
+            self._bad_handshake(client, host, "too many handshakes of its address were for nothing")
+            return
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        wasted = False
         task = asyncio.current_task()
         assert task is not None
         turn = _Turn(task, owner.loop.create_future())
+        del task  # see `_enter`; the turn goes too
         self._handshakes.come(network(host), turn)
         try:
             self._go_on()
-            async with asyncio.timeout(owner.limits.handshake_timeout_ms / 1000):
-                await turn.begins
-        except TimeoutError:
-            self._handshake_is_over(host, turn)
-            self._bad_handshake(client, host, "too many handshakes are under way")
-            return
-        except asyncio.CancelledError:
-            self._handshake_is_over(host, turn)
-            raise
-        try:
+            if not await self._begins(turn):
+                self._bad_handshake(client, host, "too many handshakes are under way")
+                return
             await owner.turns.next()
+            wasted = True
             await owner.loop.connect_accepted_socket(
                 connection,
                 client,
                 ssl=context(),
-                ssl_handshake_timeout=owner.limits.handshake_timeout_ms / 1000,
+                ssl_handshake_timeout=timeout_s,
                 ssl_shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
             )
+            wasted = False  # `left` says whether its client asked for anything
         except ssl.SSLError as error:
             self._bad_handshake(client, host, _words(error, owner.settings.security))
         except ConnectionAbortedError:
@@ -286,7 +296,21 @@ class Doorway:
         except ConnectionError:
             self._bad_handshake(client, host, "it ended the connection during the handshake")
         finally:
+            if wasted:
+                self._pace.wasted(network(host), owner.loop.time())
             self._handshake_is_over(host, turn)
+            del turn
+
+    async def _begins(self, turn: _Turn) -> bool:
+        """Wait for its turn; False when that does not come in time."""
+        try:
+            async with asyncio.timeout(self._owner.limits.handshake_timeout_ms / 1000):
+                await turn.begins
+        except TimeoutError:
+            return False
+        finally:
+            del turn
+        return True
 
     def _handshake_is_over(self, host: str, turn: _Turn) -> None:
         self._handshakes.over(network(host), turn)

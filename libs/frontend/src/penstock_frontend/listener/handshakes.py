@@ -1,4 +1,5 @@
-"""Whose TLS handshake begins next, when only so many may be under way; and which one is ended for it.
+"""Whose TLS handshake begins next, when only so many may be under way; and which one is ended for it. And how fast
+those of an address may follow one another that come to nothing.
 
 Pure: the clock is an argument. A handshake that is begun and left costs 63 KB, most of it OpenSSL's, until its time is
 over; a client that waits for its own costs a tenth of that, with its first bytes still in the kernel. So few are
@@ -17,6 +18,14 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
+
+WASTED_BURST: Final = 20
+"""Handshakes that an address may have for nothing before its next ones are told to wait."""
+WASTED_PER_S: Final = 10.0
+"""So many of them are forgiven in a second."""
+PACED_PER_S: Final = 20.0
+"""How many begin in a second at an address that has more."""
+_ADDRESSES_MAX: Final = 20_000
 
 PATIENCE_S: Final = 0.25
 """A few round trips: by then an honest client is done, or far away."""
@@ -111,3 +120,63 @@ class HandshakeLine(Generic[T]):
             return Later(wait_s)
         self.over(whose, one)
         return End(whose, one)
+
+
+@dataclass(slots=True)
+class _Waste:
+    forgiven: float
+    """What is left of the burst; below 0 is waited."""
+    at_s: float
+    next_s: float = 0.0
+    """When the next handshake may begin."""
+
+
+class HandshakePace:
+    """How fast the handshakes of an address may begin.
+
+    A handshake takes half a millisecond of the loop, more with a client's certificate, and whoever leaves after it, or
+    fails in it, has had that for nothing. Clients send a request; one that does not know our CA fails again and again,
+    but a few times a second. So an address is slowed down whose handshakes are for nothing a hundred times a second,
+    and nobody else. One that went well counts when its connection is gone and has made no request.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Waste] = {}
+
+    def wasted(self, address: str, now_s: float) -> None:
+        """One of its handshakes was for nothing."""
+        found = self._waste(address, now_s) or _Waste(WASTED_BURST, now_s)
+        self._of.pop(address, None)  # to the end: who wasted something last
+        self._of[address] = found
+        found.forgiven = max(found.forgiven - 1, -WASTED_BURST)
+        if len(self._of) > _ADDRESSES_MAX:
+            self._forget(now_s)
+
+    def wait_s(self, address: str, now_s: float, most_s: float) -> float | None:
+        """How long the next handshake of the address has to wait, which then has that time for its own; None when that
+        is longer than `most_s`."""
+        found = self._waste(address, now_s)
+        if found is None or found.forgiven >= 0:
+            return 0.0
+        begins_s = max(now_s, found.next_s)
+        if begins_s - now_s > most_s:
+            return None
+        found.next_s = begins_s + 1 / PACED_PER_S
+        return begins_s - now_s
+
+    def _waste(self, address: str, now_s: float) -> _Waste | None:
+        found = self._of.get(address)
+        if found is None:
+            return None
+        found.forgiven += (now_s - found.at_s) * WASTED_PER_S
+        found.at_s = now_s
+        if found.forgiven < WASTED_BURST:
+            return found
+        del self._of[address]
+        return None
+
+    def _forget(self, now_s: float) -> None:
+        for address in list(self._of):
+            self._waste(address, now_s)
+        for address in list(self._of)[: max(0, len(self._of) - _ADDRESSES_MAX // 2)]:
+            del self._of[address]

@@ -26,6 +26,7 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer, Malformed
 from penstock_storage_node.groups.classic.group import JoinResult, SyncResult
 from penstock_storage_node.groups.consumer.group import ConsumerGroup
+from penstock_storage_node.groups.consumer.protocol import ConsumerHeartbeatResult
 from penstock_storage_node.groups.consumer.subscribed_regexes import RegexRights
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.groups.offsets import CommitRequest, Found, NewOffset
@@ -54,6 +55,10 @@ from penstock_storage_node.kafka.rights import Rights
 
 COMMIT_TIMEOUT_MS: Final = 5_000
 """As Kafka's offsets.commit.timeout.ms."""
+
+REFUSAL_DELAY_MS: Final = 1_000
+"""Who is refused for want of room hears of it so much later: a client gives up then, and one that asks again and
+again takes the processor from others. (As Kafka's connection.failed.authentication.delay.ms.)"""
 
 _NO_OPERATIONS: Final = -(2**31)
 
@@ -88,6 +93,10 @@ class DeferredReply:
             self._response = self._response or response
         elif not self._future.done():
             self._future.set_result([response])
+
+    def give_late(self, delay_ms: int, response: bytes) -> None:
+        """As `give`, that much later."""
+        asyncio.get_running_loop().call_later(delay_ms / 1000, self.give, response)
 
     def result(self) -> Answer:
         """Called once, after the request was handed over."""
@@ -194,7 +203,11 @@ class GroupHandler:
         def joined(result: JoinResult) -> None:
             if not self._may_read_yet(caller, request.group_id):
                 result = JoinResult(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-            later.give(encode_join(header, result))
+            response = encode_join(header, result)
+            if result.error is ErrorCode.GROUP_MAX_SIZE_REACHED:
+                later.give_late(REFUSAL_DELAY_MS, response)
+            else:
+                later.give(response)
 
         shard.join(join, joined)
         return later.result()
@@ -267,9 +280,15 @@ class GroupHandler:
             request = replace(request, rights=RegexRights(may_describe, self._rights.version))
         later = DeferredReply()
         interval_ms = shard.heartbeat_ms(request.group_id)
-        shard.consumer_heartbeat(
-            request, lambda result: later.give(encode_consumer_heartbeat(header, result, interval_ms))
-        )
+
+        def beaten(result: ConsumerHeartbeatResult) -> None:
+            response = encode_consumer_heartbeat(header, result, interval_ms)
+            if result.error is ErrorCode.GROUP_MAX_SIZE_REACHED:
+                later.give_late(REFUSAL_DELAY_MS, response)
+            else:
+                later.give(response)
+
+        shard.consumer_heartbeat(request, beaten)
         return later.within(
             COMMIT_TIMEOUT_MS, lambda: failure(header, frame, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         )
