@@ -16,7 +16,7 @@ _STREAMS_MORE: Final = 100
 class GrpcBounds:
     """The bounds of a port."""
 
-    connections_max: int = 5_000
+    connections_max: int = 2_000
     connections_per_address_max: int = 500
     strangers_max: int = 150
     """Connections that have not made a call so far: who dials for himself calls at once."""
