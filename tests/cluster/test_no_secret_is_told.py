@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from support.tokens import AUDIENCE, ISSUER, Issuer
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 FIRST, SECOND = "canary-first-password-7f3a", "canary-second-password-91bc"
+CORE_SIZE = re.compile(r"^Max core file size +[01] ", re.MULTILINE)
 WRONG, BASIC = "canary-wrong-password-55de", "canary-of-http-0d41"
 
 
@@ -103,5 +105,8 @@ def test_secrets_stand_in_their_files_alone(session: Session, issuer: Issuer) ->
             assert mode == 0o600, (path, oct(mode))
         audited += path.name == "audit.log" and b"alice" in data
     assert audited
+    for process in cluster.state.processes:
+        # One that crashes writes nothing of what it holds.
+        assert CORE_SIZE.search(Path(f"/proc/{process.pid}/limits").read_text()), process.name
     for folder in (cluster.directory, *cluster.directory.glob("*-1")):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder

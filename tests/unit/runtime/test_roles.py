@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -553,3 +554,30 @@ def test_readiness_and_ticks(run: Run) -> None:
         assert info.version
 
     run(main())
+
+
+CORE = """
+import os, resource, sys
+from penstock_runtime.roles import _prepare_process
+hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+if sys.argv[1] == "a role":
+    _prepare_process()
+    assert resource.getrlimit(resource.RLIMIT_CORE)[1] == hard  # who wants one can have it
+os.abort()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="core_pattern is Linux'")
+def test_a_role_that_crashes_leaves_no_core_with_its_keys_in_it(tmp_path: Path) -> None:
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 or pattern[0] in "|/":
+        pytest.skip(f"nobody leaves one here: {pattern}")
+    for who in ("any process", "a role"):
+        folder = tmp_path / who
+        folder.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", CORE, who], cwd=folder, capture_output=True, timeout=60, check=False
+        )
+        assert done.returncode == -signal.SIGABRT, done.stderr
+        assert bool(list(folder.iterdir())) == (who == "any process")

@@ -127,6 +127,7 @@ def _prepare_process() -> None:
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1)
     _raise_open_files_limit()
+    _leave_no_core()
     bound_allocator()
     # What start-up made lives for ever: keep it out of every later collection.
     gc.freeze()
@@ -147,6 +148,19 @@ def _raise_open_files_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _leave_no_core() -> None:
+    """A core holds keys and passwords. One byte, not none: that stops one that goes through a pipe too (core(5), and
+    fs/coredump.c of Linux). Who wants one says so of the process that runs: `prlimit --pid PID --core=unlimited`."""
+    try:
+        import resource
+    except ImportError:  # no such thing on Windows
+        return
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    if hard != 0:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_CORE, (1, hard))
 
 
 async def run_roles(roles: Sequence[tuple[Role[Any], RoleSettings]], again: list[str] | None = None) -> int:
