@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,11 +25,7 @@ from support.cluster import running_cluster, start_ready
 from support.stock_clients import lines_of
 from support.waiting import wait_for
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not os.environ.get("PENSTOCK_RUNBOOKS"), reason="asked for by PENSTOCK_RUNBOOKS=1"),
-]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 PATIENCE_S = 60.0
@@ -63,7 +60,11 @@ def controllers(cluster: LocalCluster) -> str:
 
 def fenced(cluster: LocalCluster) -> int:
     """How many nodes the controller has fenced."""
-    return sum("fenced" in status.detail for status in cluster.status().processes)
+    (controller,) = cluster.state.of_role(CONTROLLER)
+    url = f"http://127.0.0.1:{controller.ports['http']}/metrics"
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+        (count,) = re.findall(rb"^penstock_controller_nodes_fenced (\S+)", response.read(), re.MULTILINE)
+    return int(float(count))
 
 
 def comes_in(cluster: LocalCluster, password: str) -> bool:
