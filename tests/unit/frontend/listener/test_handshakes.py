@@ -11,6 +11,8 @@ from penstock_frontend.listener.handshakes import (
     PACED_PER_S,
     PATIENCE_AMONG_EQUALS_S,
     PATIENCE_S,
+    SIGN_IN_PATIENCE_AMONG_EQUALS_S,
+    SIGN_IN_PATIENCE_S,
     WASTED_BURST,
     WASTED_PER_S,
     Begin,
@@ -30,7 +32,7 @@ def begun(line: HandshakeLine[str], now_s: float = 0.0) -> list[str]:
 
 
 def test_no_more_than_a_few_are_under_way_and_the_others_follow_in_order() -> None:
-    line: HandshakeLine[str] = HandshakeLine(2)
+    line: HandshakeLine[str] = HandshakeLine(2, 100)
     assert line.step(0.0) is None
     for number in range(5):
         line.come("a", f"a{number}")
@@ -50,7 +52,7 @@ def test_no_more_than_a_few_are_under_way_and_the_others_follow_in_order() -> No
 
 
 def test_addresses_take_turns_and_who_has_none_comes_first() -> None:
-    line: HandshakeLine[str] = HandshakeLine(3)
+    line: HandshakeLine[str] = HandshakeLine(3, 100)
     for number in range(4):
         line.come("a", f"a{number}")
     assert begun(line) == ["a0", "a1", "a2"]
@@ -68,7 +70,7 @@ def test_addresses_take_turns_and_who_has_none_comes_first() -> None:
 
 
 def test_of_the_address_with_most_the_oldest_ends_for_another_one_after_a_few_round_trips() -> None:
-    line: HandshakeLine[str] = HandshakeLine(4)
+    line: HandshakeLine[str] = HandshakeLine(4, 100)
     for number in range(6):
         line.come("greedy", f"g{number}")
     assert begun(line, 10.0) == ["g0", "g1", "g2", "g3"]
@@ -80,7 +82,7 @@ def test_of_the_address_with_most_the_oldest_ends_for_another_one_after_a_few_ro
 
 
 def test_among_equals_it_takes_longer() -> None:
-    line: HandshakeLine[str] = HandshakeLine(2)
+    line: HandshakeLine[str] = HandshakeLine(2, 100)
     for number in range(4):
         line.come("a", f"a{number}")
     assert begun(line, 1.0) == ["a0", "a1"]
@@ -93,7 +95,7 @@ def test_whatever_comes_and_goes_the_counts_stay_right() -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)
-    line: HandshakeLine[int] = HandshakeLine(5)
+    line: HandshakeLine[int] = HandshakeLine(5, 100)
     waiting: dict[int, str] = {}
     under_way: dict[int, str] = {}
     now_s = 0.0
@@ -120,6 +122,37 @@ def test_whatever_comes_and_goes_the_counts_stay_right() -> None:
             line.over(address, one)
     assert not len(line)
     assert line.step(now_s) is None
+
+
+def test_those_that_are_about_to_sign_in_keep_a_place_and_the_next_ones_wait_for_it() -> None:
+    line: HandshakeLine[str] = HandshakeLine(2, 4)
+
+    def shakes(address: str, one: str, now_s: float) -> None:
+        line.come(address, one)
+        assert begun(line, now_s) == [one]
+        line.over(address, one)
+        line.greeted(address, f"{one} greeted", now_s)
+
+    for number in range(4):
+        shakes("a", f"a{number}", number / 10)
+    assert len(line) == 0
+    line.come("a", "a4")
+    line.come("b", "b0")
+    # Nobody is sent away for another one of its own address before it had time to sign in.
+    first = line.step(0.3)
+    assert isinstance(first, Later) and first.wait_s == pytest.approx(SIGN_IN_PATIENCE_AMONG_EQUALS_S - 0.3)
+    line.over("a", "a1 greeted")  # it has signed in
+    assert begun(line, 0.4) == ["a4"]
+    line.over("a", "a4")
+    line.greeted("a", "a4 greeted", 0.4)
+    # Somebody of another address waits less.
+    assert line.step(0.4) == Later(SIGN_IN_PATIENCE_S - 0.4)
+    assert line.step(SIGN_IN_PATIENCE_S) == End("a", "a0 greeted")
+    assert begun(line, SIGN_IN_PATIENCE_S) == ["b0"]
+    line.over("b", "b0")
+    for gone in ("a2 greeted", "a3 greeted", "a4 greeted", "unknown"):
+        line.over("a", gone)
+    assert line._greeted_count == 0 == line._count and not line._greeted
 
 
 def test_who_has_handshakes_for_nothing_is_slowed_down_and_nobody_else() -> None:

@@ -23,7 +23,7 @@ from penstock_core.security.principal import ANONYMOUS, user
 from penstock_frontend.listener import handshakes
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.connection import Connection
-from penstock_frontend.listener.listener import ListenerLimits
+from penstock_frontend.listener.listener import ListenerLimits, Response
 from penstock_frontend.sign_in.certified import Certified, Holders
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.door import ListenerTls
@@ -31,6 +31,7 @@ from penstock_runtime.security import listener_tls
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
 from support.listening import (
+    Handler,
     Run,
     closed_by_peer,
     connected,
@@ -495,6 +496,52 @@ def test_many_clients_of_one_address_that_come_together_are_all_served_with_few_
             assert await asyncio.gather(*[asks(where, context) for _ in range(12)]) == [b"hi"] * 12
             assert not len(listener._doorway._handshakes)
             assert metric(life, "penstock_kafka_bad_frames_total") == 0
+
+    run(scenario())
+
+
+def test_clients_that_come_back_together_go_through_one_after_the_other_and_none_is_sent_away(
+    run: Run, files: Files
+) -> None:
+    """Each has a place until it has signed in. Of a thousand 500 were sent away in the middle of it."""
+
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        limits = ListenerLimits(
+            caps=ConnectionCaps(tls_handshakes_max=2, tls_places_max=4, tls_greeted_max=4)
+        )
+        most = 0
+
+        def admits(connection: Connection, frame: bytearray) -> Response:
+            nonlocal most
+            waiting = sum(not each.admitted for each in listener.connections)
+            most = max(most, waiting)
+            connection.admit(user("alice"))
+            return [bytes(frame[4:8])]
+
+        table: dict[str, Any] = {"security": "SASL_SSL", **_table(files)}
+        async with listening(echo, limits, Handler(admits), tls.context, **table) as (
+            listener,
+            _,
+            where,
+            life,
+        ):
+            context = files.client()
+            stack = contextlib.AsyncExitStack()
+            async with stack:
+
+                async def comes(number: int) -> None:
+                    reader, writer = await asyncio.open_connection(where.host, where.port, ssl=context)
+                    stack.callback(writer.close)
+                    writer.write(request(number))
+                    assert (await read_response(reader))[0] == number
+                    writer.write(request(100 + number, b"hi"))
+                    assert await read_response(reader) == (100 + number, b"hi")
+
+                await asyncio.gather(*(comes(number) for number in range(30)))
+                assert most <= 4 + 1
+                assert not listener._doorway._handshakes._greeted_count
+                assert metric(life, "penstock_kafka_connections_refused_total") == 0
 
     run(scenario())
 

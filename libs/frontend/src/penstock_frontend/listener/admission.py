@@ -34,10 +34,12 @@ class ConnectionCaps:
     """Of those, such as made no request yet, or have to sign in and have not."""
     tls_strangers_max: int = 1_100
     """The same where TLS is spoken, whatever of it they have done."""
-    tls_handshakes_max: int = 128
+    tls_handshakes_max: int = 32
     """Handshakes under way, at 63 KB each; others wait."""
+    tls_places_max: int = 100
+    """Of those and such as have done it and have to sign in, at 35 KB each; others wait."""
     tls_greeted_max: int = 500
-    """Of the strangers those that have done it, at 35 KB each."""
+    """Of the strangers those that have done it, where nobody has to sign in."""
     signed_in_strangers_max: int = 500
     """Such as signed in and asked for nothing since."""
     tls_signed_in_strangers_max: int = 300

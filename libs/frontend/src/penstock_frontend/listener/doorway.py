@@ -91,7 +91,9 @@ class Doorway:
         """By principal, in place of the address."""
         self._greeted: Strangers[Connection] = Strangers(caps.tls_greeted_max, _is_stranger)
         """Of the strangers those whose handshake is done."""
-        self._handshakes: HandshakeLine[_Turn] = HandshakeLine(caps.tls_handshakes_max)
+        self._handshakes: HandshakeLine[_Turn | Connection] = HandshakeLine(
+            caps.tls_handshakes_max, caps.tls_places_max
+        )
         self._handshakes_timer: asyncio.TimerHandle | None = None
         self._pace = HandshakePace()
         self._first_reserved = first_reserved()
@@ -128,14 +130,22 @@ class Doorway:
         self._strangers.gone(connection.address, connection)
         self._greeted.gone(connection.address, connection)
         self._signed_in.gone(str(connection.principal), connection)
+        self._gives_its_place(connection)
 
     def signed_in(self, connection: Connection) -> None:
         """A client has just signed in: another one that did and has asked for nothing may have to go for it."""
+        self._gives_its_place(connection)
         goes = self._signed_in.come(str(connection.principal), connection)
         if goes is not None:
             self._goes(
                 goes[1].address, goes[1], "too many signed in and ask for nothing, its user most of them"
             )
+
+    def _gives_its_place(self, connection: Connection) -> None:
+        """It has signed in, or is gone: the next handshake may begin."""
+        if self._tls is not None:
+            self._handshakes.over(connection.address, connection)
+            self._go_on()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = self._owner.loop
@@ -324,10 +334,18 @@ class Doorway:
         loop = self._owner.loop
         while (step := self._handshakes.step(loop.time())) is not None:
             if isinstance(step, Begin):
+                assert isinstance(step.one, _Turn)
                 if not step.one.begins.done():
                     step.one.begins.set_result(None)
             elif isinstance(step, End):
-                self._goes(step.address, step.one.task, "too many handshakes are under way and wait for it")
+                if isinstance(step.one, _Turn):
+                    self._goes(
+                        step.address, step.one.task, "too many handshakes are under way and wait for it"
+                    )
+                else:
+                    self._goes(
+                        step.address, step.one, "too many are about to sign in, and others wait for it"
+                    )
             else:
                 self._handshakes_timer = loop.call_later(step.wait_s, self._go_on)
                 break
@@ -384,6 +402,9 @@ class Doorway:
     def _is_greeted(self, host: str, one: Connection) -> None:
         """A handshake is done: another one that made no request since may have to go for it."""
         if self._tls is None:
+            return
+        if not one.admitted:
+            self._handshakes.greeted(host, one, self._owner.loop.time())
             return
         goes = self._greeted.come(host, one)
         if goes is not None:

@@ -5,10 +5,15 @@ Pure: the clock is an argument. A handshake that is begun and left costs 63 KB, 
 over; a client that waits for its own costs a tenth of that, with its first bytes still in the kernel. So few are
 under way, and the others wait: an honest client leaves its place after a round trip.
 
+Who has done it and is about to sign in holds half of that, so with those under way they are no more than can be borne,
+and the next ones wait: a thousand clients that come back together go through one after the other, and none of them is
+sent away for it.
+
 Rules
   * Addresses take turns, and those that have none under way come first.
   * When all places are taken, the oldest handshake of the address with most is ended for somebody who waits: after
     `PATIENCE_S` if that one's address has fewer, else after `PATIENCE_AMONG_EQUALS_S`.
+  * The same of those that are about to sign in, after `SIGN_IN_PATIENCE_S` and `SIGN_IN_PATIENCE_AMONG_EQUALS_S`.
 """
 
 from __future__ import annotations
@@ -27,9 +32,12 @@ PACED_PER_S: Final = 20.0
 """How many begin in a second at an address that has more."""
 _ADDRESSES_MAX: Final = 20_000
 
-PATIENCE_S: Final = 0.25
+PATIENCE_S: Final = 0.5
 """A few round trips: by then an honest client is done, or far away."""
 PATIENCE_AMONG_EQUALS_S: Final = 2.0
+SIGN_IN_PATIENCE_S: Final = 2.5
+"""Four round trips, and what a client reckons for SCRAM."""
+SIGN_IN_PATIENCE_AMONG_EQUALS_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Begin(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class End(Generic[T]):
-    """Its handshake ends, so that another one may begin."""
+    """Its handshake, or its connection, ends, so that another one may begin."""
 
     address: str
     one: T
@@ -57,12 +65,16 @@ class Later:
 class HandshakeLine(Generic[T]):
     """That of one listener. Calls take constant time, but for one that looks for what is to be ended."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: how many are under way."""
+    def __init__(self, most: int, places: int) -> None:
+        """`most`: how many are under way; `places`: how many those are and who is about to sign in."""
         self._most = most
+        self._places = max(places, most + 1)
         self._begun: dict[str, dict[T, float]] = {}
         """By address, each since when; the oldest first."""
         self._count = 0
+        self._greeted: dict[str, dict[T, float]] = {}
+        """The same of those that are about to sign in."""
+        self._greeted_count = 0
         self._new: dict[str, dict[T, None]] = {}
         """Who waits, by addresses that have none under way; both in order."""
         self._more: dict[str, dict[T, None]] = {}
@@ -77,8 +89,20 @@ class HandshakeLine(Generic[T]):
         waiting = self._more if address in self._begun else self._new
         waiting.setdefault(address, {})[one] = None
 
+    def greeted(self, address: str, one: T, now_s: float) -> None:
+        """Its handshake is done, and it keeps a place until `over`."""
+        self._greeted.setdefault(address, {})[one] = now_s
+        self._greeted_count += 1
+
     def over(self, address: str, one: T) -> None:
-        """It is done, has failed, or waits no more. Who is not here is ignored."""
+        """It is done, has failed, has signed in, or waits no more. Who is not here is ignored."""
+        greeted = self._greeted.get(address)
+        if greeted is not None and one in greeted:
+            del greeted[one]
+            self._greeted_count -= 1
+            if not greeted:
+                del self._greeted[address]
+            return
         begun = self._begun.get(address)
         if begun is not None and one in begun:
             del begun[one]
@@ -101,7 +125,11 @@ class HandshakeLine(Generic[T]):
             return None
         address = next(iter(waiting))
         if self._count >= self._most:
-            return self._make_room(address, now_s)
+            return self._make_room(self._begun, address, now_s, PATIENCE_S, PATIENCE_AMONG_EQUALS_S)
+        if self._count + self._greeted_count >= self._places:
+            # Some of those that are about to sign in, for of the others there are fewer than places.
+            patience = SIGN_IN_PATIENCE_S, SIGN_IN_PATIENCE_AMONG_EQUALS_S
+            return self._make_room(self._greeted, address, now_s, *patience)
         mine = waiting.pop(address)
         one = next(iter(mine))
         del mine[one]
@@ -111,11 +139,18 @@ class HandshakeLine(Generic[T]):
             self._more[address] = mine  # at the end of the line
         return Begin(one)
 
-    def _make_room(self, newcomer: str, now_s: float) -> End[T] | Later:
-        whose = max(self._begun, key=lambda address: len(self._begun[address]))
-        fewer = len(self._begun.get(newcomer, ())) + 1 < len(self._begun[whose])
-        one, since_s = next(iter(self._begun[whose].items()))
-        wait_s = since_s + (PATIENCE_S if fewer else PATIENCE_AMONG_EQUALS_S) - now_s
+    def _make_room(
+        self,
+        those: dict[str, dict[T, float]],
+        newcomer: str,
+        now_s: float,
+        patience_s: float,
+        among_equals_s: float,
+    ) -> End[T] | Later:
+        whose = max(those, key=lambda address: len(those[address]))
+        fewer = len(those.get(newcomer, ())) + 1 < len(those[whose])
+        one, since_s = next(iter(those[whose].items()))
+        wait_s = since_s + (patience_s if fewer else among_equals_s) - now_s
         if wait_s > 0:
             return Later(wait_s)
         self.over(whose, one)
