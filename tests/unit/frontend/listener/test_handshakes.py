@@ -152,7 +152,7 @@ def test_those_that_are_about_to_sign_in_keep_a_place_and_the_next_ones_wait_for
     line.over("b", "b0")
     for gone in ("a2 greeted", "a3 greeted", "a4 greeted", "unknown"):
         line.over("a", gone)
-    assert line._greeted_count == 0 == line._count and not line._greeted
+    assert line._greeted.count == 0 == line._begun.count and not line._greeted.by_address
 
 
 def test_who_has_handshakes_for_nothing_is_slowed_down_and_nobody_else() -> None:

@@ -62,6 +62,31 @@ class Later:
     wait_s: float
 
 
+class _Held(Generic[T]):
+    """Who holds a place."""
+
+    def __init__(self) -> None:
+        self.by_address: dict[str, dict[T, float]] = {}
+        """Each since when; the oldest first."""
+        self.count = 0
+
+    def add(self, address: str, one: T, now_s: float) -> None:
+        """It holds one from now on."""
+        self.by_address.setdefault(address, {})[one] = now_s
+        self.count += 1
+
+    def remove(self, address: str, one: T) -> bool:
+        """It gives its place back; False when it had none."""
+        mine = self.by_address.get(address)
+        if mine is None or one not in mine:
+            return False
+        del mine[one]
+        self.count -= 1
+        if not mine:
+            del self.by_address[address]
+        return True
+
+
 class HandshakeLine(Generic[T]):
     """That of one listener. Calls take constant time, but for one that looks for what is to be ended."""
 
@@ -69,12 +94,9 @@ class HandshakeLine(Generic[T]):
         """`most`: how many are under way; `places`: how many those are and who is about to sign in."""
         self._most = most
         self._places = max(places, most + 1)
-        self._begun: dict[str, dict[T, float]] = {}
-        """By address, each since when; the oldest first."""
-        self._count = 0
-        self._greeted: dict[str, dict[T, float]] = {}
-        """The same of those that are about to sign in."""
-        self._greeted_count = 0
+        self._begun: _Held[T] = _Held()
+        self._greeted: _Held[T] = _Held()
+        """Those that are about to sign in."""
         self._new: dict[str, dict[T, None]] = {}
         """Who waits, by addresses that have none under way; both in order."""
         self._more: dict[str, dict[T, None]] = {}
@@ -82,35 +104,27 @@ class HandshakeLine(Generic[T]):
 
     def __len__(self) -> int:
         """How many are under way or wait."""
-        return self._count + sum(map(len, (*self._new.values(), *self._more.values())))
+        return self._begun.count + sum(map(len, (*self._new.values(), *self._more.values())))
 
     def come(self, address: str, one: T) -> None:
         """Somebody waits for a handshake from now on."""
-        waiting = self._more if address in self._begun else self._new
+        waiting = self._more if address in self._begun.by_address else self._new
         waiting.setdefault(address, {})[one] = None
 
     def greeted(self, address: str, one: T, now_s: float) -> None:
         """Its handshake is done, and it keeps a place until `over`."""
-        self._greeted.setdefault(address, {})[one] = now_s
-        self._greeted_count += 1
+        self._greeted.add(address, one, now_s)
 
     def over(self, address: str, one: T) -> None:
         """It is done, has failed, has signed in, or waits no more. Who is not here is ignored."""
-        greeted = self._greeted.get(address)
-        if greeted is not None and one in greeted:
-            del greeted[one]
-            self._greeted_count -= 1
-            if not greeted:
-                del self._greeted[address]
+        if self._greeted.remove(address, one):
             return
-        begun = self._begun.get(address)
-        if begun is not None and one in begun:
-            del begun[one]
-            self._count -= 1
-            if not begun:
-                del self._begun[address]
-                if (waiting := self._more.pop(address, None)) is not None:
-                    self._new[address] = waiting
+        if self._begun.remove(address, one):
+            if (
+                address not in self._begun.by_address
+                and (waiting := self._more.pop(address, None)) is not None
+            ):
+                self._new[address] = waiting
             return
         for them in (self._new, self._more):
             if (mine := them.get(address)) is not None and one in mine:
@@ -124,17 +138,18 @@ class HandshakeLine(Generic[T]):
         if not waiting:
             return None
         address = next(iter(waiting))
-        if self._count >= self._most:
-            return self._make_room(self._begun, address, now_s, PATIENCE_S, PATIENCE_AMONG_EQUALS_S)
-        if self._count + self._greeted_count >= self._places:
+        if self._begun.count >= self._most:
+            return self._make_room(
+                self._begun.by_address, address, now_s, PATIENCE_S, PATIENCE_AMONG_EQUALS_S
+            )
+        if self._begun.count + self._greeted.count >= self._places:
             # Some of those that are about to sign in, for of the others there are fewer than places.
             patience = SIGN_IN_PATIENCE_S, SIGN_IN_PATIENCE_AMONG_EQUALS_S
-            return self._make_room(self._greeted, address, now_s, *patience)
+            return self._make_room(self._greeted.by_address, address, now_s, *patience)
         mine = waiting.pop(address)
         one = next(iter(mine))
         del mine[one]
-        self._begun.setdefault(address, {})[one] = now_s
-        self._count += 1
+        self._begun.add(address, one, now_s)
         if mine:
             self._more[address] = mine  # at the end of the line
         return Begin(one)

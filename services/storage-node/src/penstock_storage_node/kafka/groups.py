@@ -94,9 +94,12 @@ class DeferredReply:
         elif not self._future.done():
             self._future.set_result([response])
 
-    def give_late(self, delay_ms: int, response: bytes) -> None:
-        """As `give`, that much later."""
-        asyncio.get_running_loop().call_later(delay_ms / 1000, self.give, response)
+    def give_to_member(self, error: ErrorCode, response: bytes) -> None:
+        """As `give`, but a refusal for want of room comes REFUSAL_DELAY_MS later."""
+        if error is ErrorCode.GROUP_MAX_SIZE_REACHED:
+            asyncio.get_running_loop().call_later(REFUSAL_DELAY_MS / 1000, self.give, response)
+        else:
+            self.give(response)
 
     def result(self) -> Answer:
         """Called once, after the request was handed over."""
@@ -203,11 +206,7 @@ class GroupHandler:
         def joined(result: JoinResult) -> None:
             if not self._may_read_yet(caller, request.group_id):
                 result = JoinResult(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-            response = encode_join(header, result)
-            if result.error is ErrorCode.GROUP_MAX_SIZE_REACHED:
-                later.give_late(REFUSAL_DELAY_MS, response)
-            else:
-                later.give(response)
+            later.give_to_member(result.error, encode_join(header, result))
 
         shard.join(join, joined)
         return later.result()
@@ -282,11 +281,7 @@ class GroupHandler:
         interval_ms = shard.heartbeat_ms(request.group_id)
 
         def beaten(result: ConsumerHeartbeatResult) -> None:
-            response = encode_consumer_heartbeat(header, result, interval_ms)
-            if result.error is ErrorCode.GROUP_MAX_SIZE_REACHED:
-                later.give_late(REFUSAL_DELAY_MS, response)
-            else:
-                later.give(response)
+            later.give_to_member(result.error, encode_consumer_heartbeat(header, result, interval_ms))
 
         shard.consumer_heartbeat(request, beaten)
         return later.within(
