@@ -55,6 +55,7 @@ from security.target import (
 from support.cluster import running_cluster, wait_until_ready
 from support.kafka import client_config, commit, produce
 from support.stock_clients import lines_of
+from support.waiting import wait_for
 
 SAMPLE_S = 0.1
 _NICE = 19
@@ -154,6 +155,9 @@ def _commit_once(cluster: LocalCluster) -> None:
         commit(consumer, [TopicPartition(NARROW_TOPIC, 0, 0)])
     finally:
         consumer.close()
+    # All coordinators have read their logs: until then they refuse groups for another reason than an attack's.
+    admin = AdminClient(client_config(cluster.bootstrap, **honest_config(cluster)))
+    wait_for(lambda: not admin.list_consumer_groups().result(TOPICS_S).errors, "all coordinators serve")
 
 
 def honest_config(cluster: LocalCluster) -> dict[str, Any]:
