@@ -106,7 +106,7 @@ def test_a_lost_admin_is_brought_back(cluster: LocalCluster, tmp_path: Path) -> 
     try:
         words = (tmp_path / "rescue.log").read_text
         wait_for(
-            lambda: " ready " in words() or rescue.poll() is not None, "the gateway is there", PATIENCE_S
+            lambda: "] ready " in words() or rescue.poll() is not None, "the gateway is there", PATIENCE_S
         )
         assert rescue.poll() is None, words()
         typed = tmp_path / "password"
