@@ -45,9 +45,6 @@ class Known:
 EXCEPTIONS: Final = (
     Known("produce_empty_records", "memory_mb", 80.0, "plain", "The large Produce"),
     Known("produce_empty_records", "p99_ratio", 4.0, "plain", "The large Produce"),
-    Known("idle_http2", "memory_mb", 60.0, "plain", "Connections that come faster than they go"),
-    Known("idle_http2", "memory_mb", 40.0, "secure", "Connections that come faster than they go"),
-    Known("calls_left_open", "memory_mb", 45.0, "plain", "The calls that an address may have open"),
 )
 
 

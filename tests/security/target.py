@@ -63,6 +63,10 @@ class Entry:
         """A connection to `host:port`, from a loopback address of one's own. Raises OSError when it is not let in."""
         host, _, port = address.rpartition(":")
         raw = socket.create_connection((host, int(port)), timeout_s, source_address=(source, 0))
+        return self.come_in(raw)
+
+    def come_in(self, raw: socket.socket) -> socket.socket:
+        """The same by a connection that is there. Raises OSError, with the connection closed."""
         if not self.ca:
             return raw
         connection = raw
@@ -165,6 +169,46 @@ def client_hello() -> bytes:
     with contextlib.suppress(ssl.SSLWantReadError):
         connection.do_handshake()
     return said.read()
+
+
+def dial(address: str, source: str) -> socket.socket:
+    """Begin to dial `host:port` from a loopback address of one's own, and do not wait: see `has_come`."""
+    host, _, port = address.rpartition(":")
+    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    connection.bind((source, 0))
+    connection.connect_ex((host, int(port)))
+    return connection
+
+
+def has_come(connection: socket.socket) -> bool:
+    """Whether the other side's kernel has answered a `dial`."""
+    try:
+        connection.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def accepted_at(address: str) -> set[tuple[str, int]]:
+    """Whose connections a process at `host:port` holds, by this machine's own table.
+
+    Where the kernel had no room for one more it drops the last packet of a handshake: the dialler takes it for a
+    connection, and nobody else knows of it.
+    """
+    host, _, port = address.rpartition(":")
+    found = set()
+    with open("/proc/net/tcp") as rows:
+        for row in list(rows)[1:]:
+            _, own, other, _, _, _, _, _, _, inode, *_ = row.split()
+            if _named(own) == (host, int(port)) and inode != "0":
+                found.add(_named(other))
+    return found
+
+
+def _named(address: str) -> tuple[str, int]:
+    host, _, port = address.partition(":")
+    return socket.inet_ntoa(bytes.fromhex(host)[::-1]), int(port, 16)
 
 
 def is_open(connection: socket.socket) -> bool:

@@ -24,6 +24,7 @@ from penstock_runtime.grpc_connections import Connection, GrpcConnections
 from penstock_runtime.grpc_tools import serve
 from penstock_runtime.lifecycle import Lifecycle
 from security.http2 import Caller, call_headers
+from security.target import dial, has_come
 from support.waiting import eventually
 
 METHOD = "/penstock.v1.Gateway/Produce"
@@ -229,6 +230,57 @@ async def test_connections_to_a_server_that_call_nothing_make_room(by_lifecycle:
     await server.stop(None)  # as by the role and by its lifecycle
     lifecycle.stop_ticking()
     await lifecycle.end_all()
+
+
+async def test_who_dials_for_nothing_waits_and_nobody_else_does() -> None:
+    bounds = GrpcBounds(strangers_max=20)
+    server, where = await serve("127.0.0.1:0", add, allow_insecure_bind=True, bounds=bounds)
+    with contextlib.ExitStack() as ends:
+
+        def dialled(source: str) -> socket.socket:
+            return ends.enter_context(dial(where.address, source))
+
+        async def let_in(source: str) -> None:
+            other = dialled(source)
+            await eventually(lambda: has_come(other), "another address is let in")
+
+        flood = [dialled("127.0.1.1") for _ in range(60)]
+        late = flood[0]
+
+        def is_kept_out() -> bool:
+            nonlocal late
+            late = dialled("127.0.1.1")
+            return not has_come(late)  # loopback answers at once
+
+        await eventually(is_kept_out, "it has to wait")
+        await let_in("127.0.1.2")
+        # It dials again by itself, and the kernel lets it in when it has waited.
+        await eventually(lambda: has_come(late), "it is let in later")
+    await server.stop(None)
+    with socket.create_server((where.host, where.port)):
+        pass  # nothing of ours holds the port
+
+
+async def test_no_filter_is_left_with_a_listener_that_nobody_ends(ends: contextlib.ExitStack) -> None:
+    port = Port(ends, GrpcBounds(strangers_max=2))
+    port.connections.start()
+    for _ in range(9):
+        port.dial("127.0.1.1")
+    await port.connections.look()
+    late = ends.enter_context(dial(f"127.0.0.1:{port.number}", "127.0.1.1"))
+    assert not has_come(late)
+    await port.connections.stop()
+    assert has_come(ends.enter_context(dial(f"127.0.0.1:{port.number}", "127.0.1.1")))
+
+
+async def test_whoever_calls_does_not_wait(ends: contextlib.ExitStack) -> None:
+    port = Port(ends, GrpcBounds(connections_per_address_max=3))
+    port.connections.start()
+    for _ in range(9):
+        port.called(port.dial("127.0.1.1"))
+    assert len(await port.left()) == 3
+    assert has_come(ends.enter_context(dial(f"127.0.0.1:{port.number}", "127.0.1.1")))
+    await port.connections.stop()
 
 
 async def test_a_stream_too_many_of_a_connection_is_refused_by_grpc() -> None:

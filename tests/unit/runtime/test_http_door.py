@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,9 @@ from penstock_core.metadata.image import Endpoint
 from penstock_runtime import http_door
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle
+from security.target import dial, has_come
 from support.secure import ListenerFiles
+from support.waiting import eventually
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -166,3 +169,30 @@ async def test_who_does_not_finish_a_handshake_makes_room_too(
             writer.close()
     finally:
         await http.stop()
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+async def test_who_dials_for_nothing_waits_and_nobody_else_does(over_tls: bool, tmp_path: Path) -> None:
+    files = ListenerFiles(tmp_path).table()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files["cert"], files["key"])
+    http = HttpServer("127.0.0.1:0", Lifecycle("test"), tls=(lambda: context) if over_tls else None)
+    where = await http.start()
+    with contextlib.ExitStack() as ends:
+
+        def dialled(source: str) -> socket.socket:
+            return ends.enter_context(dial(where.address, source))
+
+        late = dialled("127.0.1.1")
+
+        def is_kept_out() -> bool:
+            nonlocal late
+            for _ in range(20):
+                late = dialled("127.0.1.1")
+            return not has_come(late)  # loopback answers at once
+
+        await eventually(is_kept_out, "it has to wait")
+        other = dialled("127.0.1.2")
+        await eventually(lambda: has_come(other), "another address is let in")
+        await eventually(lambda: has_come(late), "it is let in when it has waited")
+    await http.stop()

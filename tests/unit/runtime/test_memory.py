@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from penstock_runtime import memory
 from penstock_runtime.memory import bound_allocator, trim_allocator
+from support.waiting import eventually
 
 
 def test_http_comes_without_the_certificate_authorities() -> None:
@@ -23,6 +25,19 @@ def test_http_comes_without_the_certificate_authorities() -> None:
 def test_the_allocator_takes_its_bounds() -> None:
     bound_allocator()
     trim_allocator()
+
+
+async def test_memory_goes_back_once_for_much_that_came_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[None] = []
+    monkeypatch.setattr(memory, "trim_allocator", lambda: trims.append(None))
+    monkeypatch.setattr(memory, "TRIM_REST_S", 0.01)
+    trimmer = memory.Trimmer()
+    for _ in range(2):
+        trims.clear()
+        for _ in range(1_000):
+            trimmer.freed()
+        await eventually(lambda: bool(trims), "it is given back")
+        assert len(trims) == 1
 
 
 @pytest.mark.parametrize("role", ["controller", "storage_node", "gateway"])

@@ -18,11 +18,11 @@ class GrpcBounds:
 
     connections_max: int = 2_000
     connections_per_address_max: int = 500
-    strangers_max: int = 150
+    strangers_max: int = 100
     """Connections that have not made a call so far: who dials for himself calls at once."""
     calls_max: int = 5_000
     """Calls that are open at a time; 0: not bounded, because methods have bounds of their own."""
-    calls_per_address_max: int = 500
+    calls_per_address_max: int = 400
 
     @property
     def accepted_max(self) -> int:

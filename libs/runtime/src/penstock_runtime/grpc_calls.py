@@ -16,6 +16,7 @@ import grpc.aio
 
 from penstock_core.security.login_limits import network, shares_of
 from penstock_runtime.grpc_bounds import GrpcBounds
+from penstock_runtime.memory import Trimmer
 from penstock_runtime.security.callers import caller
 
 _NO_PROOF: Final = frozenset({"/penstock.v1.Gateway/Authenticate"})
@@ -74,6 +75,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(self, bounds: GrpcBounds) -> None:
         self._bounds = bounds
+        self._trimmer = Trimmer()
         self._counted: dict[str, tuple[Handler, Handler]] = {}
         self.peers: dict[PeerKey, Peer] = {}
         """Who has made a call that counts; until `forget`."""
@@ -127,6 +129,7 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         counts = self._bounds.calls_max > 0 and not is_ours
         address = "" if key is None else key.host
         if counts and (refusal := self._refusal(address)):
+            self._trimmer.freed()
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         peer = None
         if proves and key is not None:

@@ -21,7 +21,8 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,8 +30,11 @@ from typing import Final
 from penstock_core.security.login_limits import NETWORK_SHARES, network
 from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.grpc_calls import OpenCalls, PeerKey, counted_as, kernel_key
+from penstock_runtime.grpc_doorstep import Doorstep
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.logs import CONSTANT, get_log
+from penstock_runtime.memory import Trimmer
+from penstock_runtime.spare_descriptor import SpareDescriptor
 
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 TICK_S: Final = 0.25
@@ -77,11 +81,13 @@ class GrpcConnections:
         self._look_at = 0
         self._look_after_s = 0.0
         self._look_anyway_s = 0.0
+        self._trimmer = Trimmer()
         self._peers_max = _PEERS_MORE
         self._looking: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stop_ticks: Callable[[], None] | None = None
-        self._spare: _Spare | None = None
+        self._spare: SpareDescriptor | None = None
+        self._doorstep: Doorstep | None = None
         self._lists = False
         self.ended = 0
 
@@ -90,7 +96,8 @@ class GrpcConnections:
         try:
             now = _descriptor_count()
             self._lists = not _told_count()
-            self._own_spare()
+            self._doorstep = Doorstep(self._port, self._own_spare(), self.tick)
+            self._doorstep.watch(_descriptors())
         except OSError:
             return  # not Linux: gRPC's own bound on all has to do
         self._look_at = now + self._least_bound
@@ -112,13 +119,16 @@ class GrpcConnections:
             self._looking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looking
+        if self._doorstep is not None:
+            self._doorstep.close()
+            self._doorstep = None
         if self._spare is not None:
             self._spare.close()
             self._spare = None
 
-    def _own_spare(self) -> _Spare:
+    def _own_spare(self) -> SpareDescriptor:
         if self._spare is None:
-            self._spare = _Spare()
+            self._spare = SpareDescriptor()
         return self._spare
 
     def _ring(self) -> None:
@@ -153,6 +163,7 @@ class GrpcConnections:
                 await self.look()
                 if self.ended == ended:
                     break
+                self._trimmer.freed()
                 # More of them come while these go.
                 await asyncio.sleep(max(_REST_LEAST_S, _REST_S * len(self._known)))
         except OSError:
@@ -180,6 +191,10 @@ class GrpcConnections:
         if chosen:
             text = f"{len(chosen)} connections of gRPC port {self._port} ended: {self._which(here)}"
             get_log().warning(text, **{CONSTANT: "connections of the gRPC port ended: there are too many"})
+        if self._doorstep is not None:
+            # Before they are ended: while these go, gRPC would accept as many more.
+            for_nothing = [each for each, _ in chosen if self._is_stranger(each)]
+            self._doorstep.send_away(Counter(network(each.key.host) for each in for_nothing))
         await asyncio.sleep(0)
         doomed: list[Connection] = []
         for begin in range(0, len(chosen), _ENDED_TOGETHER):
@@ -344,36 +359,6 @@ def _counted_by_address(connections: Iterable[Connection], shares: int) -> dict[
             if has == shares:
                 found.setdefault(whose, []).append(each)
     return found
-
-
-class _Spare:
-    """A descriptor of our own that duplicates take, one after another, though no other may be left."""
-
-    def __init__(self) -> None:
-        self._blank = os.open(os.devnull, os.O_RDONLY)
-        try:
-            self._own = os.dup(self._blank)
-        except OSError:
-            os.close(self._blank)
-            raise
-
-    @contextlib.contextmanager
-    def of(self, descriptor: int) -> Iterator[socket.socket]:
-        """A socket of our own on what is a socket, for a moment."""
-        os.dup2(descriptor, self._own, inheritable=False)
-        try:
-            # Not asked for its family: this one has room for the names of all, and each name says whose it is.
-            s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=self._own)
-            try:
-                yield s
-            finally:
-                s.detach()
-        finally:
-            os.dup2(self._blank, self._own, inheritable=False)
-
-    def close(self) -> None:
-        os.close(self._own)
-        os.close(self._blank)
 
 
 def _descriptors() -> list[int]:

@@ -98,6 +98,7 @@ class HttpServer:
             )
         self._runner = web.AppRunner(app, access_log=None, logger=_log, shutdown_timeout=_SHUTDOWN_TIMEOUT_S)
         self._servers: list[asyncio.Server] = []
+        self._door: HttpDoor | None = None
         self._started = False
 
     async def start(self) -> Endpoint:
@@ -110,7 +111,9 @@ class HttpServer:
         await self._runner.setup()
         self._started = True
         self._lifecycle.at_end(self.stop)
-        door = HttpDoor(self._runner.server)  # type: ignore[arg-type] # aiohttp makes its protocol by a call
+        # aiohttp makes its protocol by a call
+        make: Callable[[], asyncio.Protocol] = self._runner.server  # type: ignore[assignment]
+        door = self._door = HttpDoor(make, sockets, f"HTTP port {endpoint.port}")
         loop = asyncio.get_running_loop()
         if self._tls is None:
             self._servers = [await loop.create_server(door, sock=s) for s in sockets]
@@ -122,6 +125,8 @@ class HttpServer:
         """Close the port and what is open on it. Safe to call twice."""
         if self._started:
             self._started = False
+            if self._door is not None:
+                self._door.close()
             for server in self._servers:
                 server.close()
             for accepting in self._accepting:

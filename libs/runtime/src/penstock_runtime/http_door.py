@@ -10,19 +10,24 @@ does, health and metrics are there for others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, cast
 
 from penstock_core.security.login_limits import network
+from penstock_runtime import syn_filter
+from penstock_runtime.kept_out import TOO_MANY, KeptOut
 
 CONNECTIONS_MAX: Final = 64
 REQUEST_TIMEOUT_S: Final = 10.0
 """From the connection, or from the first byte of a later request, to the end of the header."""
 HEADER_BYTES_MAX: Final = 8 * 1024
 
+_TOGETHER_S: Final = 0.5
+"""Connections that are for nothing count together for so long."""
 _NO_DESCRIPTORS_PAUSE_S: Final = 0.1
 
 _END: Final = b"\r\n\r\n"
@@ -46,8 +51,16 @@ class Place(Protocol):
 class HttpDoor:
     """Makes the protocols of one server's connections, and counts them."""
 
-    def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self, make: Callable[[], asyncio.Protocol], listening: Sequence[socket.socket] = (), port: str = ""
+    ) -> None:
+        """`listening`: where they come from; `port`: as people call it."""
         self.make = make
+        self._kept_out = KeptOut(port, self._filter)
+        self._listening = listening
+        self._for_nothing: Counter[str] = Counter()
+        """By address, connections that were refused, or made room and had asked for nothing, since `_since_s`."""
+        self._since_s = 0.0
         self.places: dict[Place, None] = {}
         """The oldest first."""
 
@@ -58,6 +71,7 @@ class HttpDoor:
     def takes(self, place: Place) -> bool:
         """Count one more, where there is room for it or can be made."""
         if len(self.places) >= CONNECTIONS_MAX and not self._make_room(place.host):
+            self._was_for_nothing(place.host)
             return False
         self.places[place] = None
         return True
@@ -72,7 +86,27 @@ class HttpDoor:
         gone = min((place for place in self.places if place.host == whose), key=lambda place: place.asked_s)
         del self.places[gone]
         gone.end()
+        if not gone.asked_s:
+            self._was_for_nothing(whose)
         return True
+
+    def _was_for_nothing(self, host: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s > self._since_s + _TOGETHER_S:
+            self._for_nothing.clear()
+            self._since_s = now_s
+        self._for_nothing[host] += 1
+        if self._for_nothing[host] == TOO_MANY:
+            self._kept_out.send_away({host: TOO_MANY})
+
+    def _filter(self, addresses: list[str]) -> None:
+        for each in self._listening:
+            with contextlib.suppress(OSError):  # closed, or a kernel that does not do it
+                syn_filter.apply(each, addresses)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self._kept_out.close()
 
     def let_go(self, place: Place) -> None:
         """It is over. Safe to call twice."""

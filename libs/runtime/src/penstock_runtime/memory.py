@@ -8,6 +8,7 @@ have no `mallopt`.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 
 _M_TRIM_THRESHOLD = -1
@@ -16,6 +17,8 @@ _M_ARENA_MAX = -8
 
 ARENAS = 2
 TRIM_BYTES = 4 * 1024 * 1024
+TRIM_REST_S = 0.25
+"""Between two trims of a `Trimmer`: they take less than a hundredth of it."""
 MMAP_BYTES = 4 * 1024 * 1024
 """Above it, memory comes straight from the kernel and goes straight back. A fixed value: left to
 itself the threshold grows with every large buffer that is freed."""
@@ -28,6 +31,26 @@ def trim_allocator() -> None:
     except (OSError, AttributeError):
         return
     malloc_trim(0)
+
+
+class Trimmer:
+    """Gives memory back to the kernel a moment after some has come free, off the loop and not too often.
+
+    For what many at once have taken and left: what of it lies in holes stays with the process otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._is_due = False
+
+    def freed(self) -> None:
+        """Some has, or will have in a moment. Costs nothing while one is due."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(TRIM_REST_S, self._trim)
+
+    def _trim(self) -> None:
+        self._is_due = False
+        asyncio.get_running_loop().run_in_executor(None, trim_allocator)
 
 
 def bound_allocator() -> None:

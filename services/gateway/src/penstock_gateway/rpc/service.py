@@ -268,9 +268,14 @@ class GatewayService(UnitMethods, gateway_pb2_grpc.GatewayServicer):
     ) -> AsyncIterator[pb.ProduceResponse]:
         """Appends batches; answers in the order of the requests."""
         await self._check_ready("Produce", context)
+        # Whoever says nothing costs no more than the call itself.
+        first = await anext(aiter(requests), None)
+        if first is None:
+            self._count("Produce", "OK")
+            return
         client = self._open(context)
         stream = ProduceStream(client, self._batch_bytes_max, self._quota_of(PRODUCER_BYTE_RATE, context))
-        reader = asyncio.create_task(stream.read(requests), name="native produce requests")
+        reader = asyncio.create_task(stream.read(_all_of(first, requests)), name="native produce requests")
         try:
             async for response in stream.responses():
                 yield response
@@ -421,6 +426,14 @@ def _where_to_wait(
                 return []
             at.append((query.topic, query.partition, answer.offset))
     return list(dict.fromkeys(at))
+
+
+async def _all_of(
+    first: pb.ProduceRequest, others: AsyncIterator[pb.ProduceRequest]
+) -> AsyncIterator[pb.ProduceRequest]:
+    yield first
+    async for each in others:
+        yield each
 
 
 def _dialled(context: Context) -> Address | None:
