@@ -10,11 +10,13 @@
 `grpc_bounds`        what a gRPC port lets others take of it
 `grpc_calls`         how many calls are open at a gRPC port, and who has called
 `grpc_connections`   ends connections of a gRPC port beyond its bounds
+`grpc_doorstep`      the listening sockets of a gRPC port: who has come, and who may not for now
 `grpc_tools`         gRPC as Penstock uses it: servers, channels, probes
 `http`               a small HTTP server: health, readiness, metrics, and what a role adds
 `http_door`          what an HTTP connection may take before and between its requests
 `kafka_names`        what Kafka's broker configurations are called here, for those who bring a
                      server.properties along
+`kept_out`           addresses whose new connections the kernel leaves unanswered for a while
 `lifecycle`          readiness, tasks, metrics and the end of a role in a process
 `listener_settings`  settings of one Kafka listener
 `log_folding`        which log lines are written: one of an event in a second, the rest counted
@@ -30,8 +32,11 @@
 `self_description`   what a process tells of itself: settings, log, stacks, directory, metrics
 `security`           certificates of our own processes, and new ones in the place of old
 `settings`           settings of a role: flags over environment over TOML file over defaults
+`spare_descriptor`   a descriptor of one's own that is there when no other is left
+`syn_filter`         lets the kernel leave first packets of some addresses unanswered
 `turns`              long work in short turns of the event loop
 `version`            the version of this build, from the installed package's own metadata
+`waiting_addresses`  which addresses have to wait before they dial again, and how long
 
 Roles build on this package; it knows none of them. Decisions that need no event loop
 live in `penstock_core`.
