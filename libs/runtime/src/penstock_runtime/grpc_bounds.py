@@ -18,7 +18,7 @@ class GrpcBounds:
 
     connections_max: int = 2_000
     connections_per_address_max: int = 500
-    strangers_max: int = 100
+    strangers_max: int = 75
     """Connections that have not made a call so far: who dials for himself calls at once."""
     calls_max: int = 5_000
     """Calls that are open at a time; 0: not bounded, because methods have bounds of their own."""
