@@ -9,6 +9,7 @@ have no `mallopt`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 
 _M_TRIM_THRESHOLD = -1
@@ -50,7 +51,8 @@ class Trimmer:
 
     def _trim(self) -> None:
         self._is_due = False
-        asyncio.get_running_loop().run_in_executor(None, trim_allocator)
+        with contextlib.suppress(RuntimeError):  # the process ends: its executor takes nothing more
+            asyncio.get_running_loop().run_in_executor(None, trim_allocator)
 
 
 def bound_allocator() -> None:
