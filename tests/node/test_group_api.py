@@ -420,6 +420,7 @@ async def test_who_is_refused_for_want_of_room_hears_of_it_later(monkeypatch: py
     """Thousands of refusals in a second would take the processor from others, and what they waited for is not there
     sooner: others are answered meanwhile."""
     monkeypatch.setattr("penstock_storage_node.kafka.groups.REFUSAL_DELAY_MS", 200)
+    monkeypatch.setattr("penstock_storage_node.kafka.groups.REFUSAL_SPREAD_MS", 0)
     peer = Peer(settings=GroupSettings(initial_rebalance_delay_ms=0, groups_per_principal_max=1))
     order: list[str] = []
 
@@ -445,6 +446,24 @@ async def test_who_is_refused_for_want_of_room_hears_of_it_later(monkeypatch: py
     assert [one.group_id for one in found.groups] == ["first"]
     assert order[0] == "list"
     assert len(order) == 3
+
+
+async def test_those_who_are_refused_together_do_not_hear_of_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would ask again together, and everybody else's requests would wait behind all of theirs."""
+    monkeypatch.setattr("penstock_storage_node.kafka.groups.REFUSAL_DELAY_MS", 0)
+    monkeypatch.setattr("penstock_storage_node.kafka.groups.REFUSAL_SPREAD_MS", 200)
+    peer = Peer(settings=GroupSettings(initial_rebalance_delay_ms=0, groups_per_principal_max=1))
+    heard_s: list[float] = []
+
+    async def refused(number: int) -> None:
+        with pytest.raises(AssertionError, match="81"):
+            await join(peer, 3, f"further-{number}")
+        heard_s.append(asyncio.get_running_loop().time())
+
+    await join(peer, 3, "first")
+    await asyncio.gather(*(refused(number) for number in range(40)))
+    # Of forty within an equal time, less than one in 10^30 times all are in an eighth of it.
+    assert heard_s[-1] - heard_s[0] > 0.025
 
 
 async def test_a_list_is_whole_once_all_that_the_node_leads_is_read() -> None:

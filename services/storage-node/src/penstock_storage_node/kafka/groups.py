@@ -9,6 +9,7 @@ asks again. JoinGroup and SyncGroup wait as long as the group does.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -60,6 +61,9 @@ REFUSAL_DELAY_MS: Final = 1_000
 """Who is refused for want of room hears of it so much later: a client gives up then, and one that asks again and
 again takes the processor from others. (As Kafka's connection.failed.authentication.delay.ms.)"""
 
+REFUSAL_SPREAD_MS: Final = 1_000
+"""And by chance up to so much later still: those who were refused together do not all come back together."""
+
 _NO_OPERATIONS: Final = -(2**31)
 
 Answer = Response | Awaitable[Response]
@@ -95,9 +99,10 @@ class DeferredReply:
             self._future.set_result([response])
 
     def give_to_member(self, error: ErrorCode, response: bytes) -> None:
-        """As `give`, but a refusal for want of room comes REFUSAL_DELAY_MS later."""
+        """As `give`, but a refusal for want of room comes REFUSAL_DELAY_MS later, or up to REFUSAL_SPREAD_MS more."""
         if error is ErrorCode.GROUP_MAX_SIZE_REACHED:
-            asyncio.get_running_loop().call_later(REFUSAL_DELAY_MS / 1000, self.give, response)
+            delay_ms = random.uniform(REFUSAL_DELAY_MS, REFUSAL_DELAY_MS + REFUSAL_SPREAD_MS)  # noqa: S311
+            asyncio.get_running_loop().call_later(delay_ms / 1000, self.give, response)
         else:
             self.give(response)
 
