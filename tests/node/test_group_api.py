@@ -448,7 +448,9 @@ async def test_who_is_refused_for_want_of_room_hears_of_it_later(monkeypatch: py
     assert len(order) == 3
 
 
-async def test_those_who_are_refused_together_do_not_hear_of_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_those_who_are_refused_together_do_not_hear_of_it_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They would ask again together, and everybody else's requests would wait behind all of theirs."""
     monkeypatch.setattr("penstock_storage_node.kafka.groups.REFUSAL_DELAY_MS", 0)
     monkeypatch.setattr("penstock_storage_node.kafka.groups.REFUSAL_SPREAD_MS", 200)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -362,15 +362,22 @@ def witnessed(cluster: LocalCluster, target: Target, seconds: float) -> Iterator
         child.wait()
 
 
-def made_from_afar(name: str, target: Target) -> Outcome:
-    """Make an attack in a process of its own that gives way to everybody else's.
+@contextlib.contextmanager
+def from_afar() -> Iterator[Callable[[str, Target], Outcome]]:
+    """What makes an attack in a process of its own that gives way to everybody else's; it is there from the beginning.
 
-    An attacker has a machine of his own. Here he has to live on ours; at the usual priority the table would tell what
-    his own work takes from honest clients, which no broker can do anything about.
+    An attacker has a machine of his own. Here he has to live on ours; at the usual priority, and while his interpreter
+    starts, the table would tell what his own work takes from honest clients, which no broker can do anything about.
     """
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=os.nice, initargs=(_NICE,)) as pool:
-        pool.submit(os.getpid).result()  # it is there: only the attack itself counts
-        return pool.submit(made, name, target).result()
+        pool.submit(_loaded).result()
+        yield lambda name, target: pool.submit(made, name, target).result()
+
+
+def _loaded() -> None:
+    """All that is imported for any attack."""
+    for name in names(secure=True):
+        load(name)
 
 
 def made(name: str, target: Target) -> Outcome:
@@ -389,10 +396,10 @@ def cost_of(name: str, who: str, cluster: LocalCluster, target: Target, seconds:
     attackers = as_whom(who, cluster, target)
     with witnessed(cluster, target, seconds) as quiet:
         pass
-    with _Watch(cluster) as watch:
+    with from_afar() as attack, _Watch(cluster) as watch:
         with witnessed(cluster, target, seconds) as busy:
             time.sleep(0.5)
-            outcome = made_from_afar(name, attackers)
+            outcome = attack(name, attackers)
         dead = watch.dead()
     wait_until_ready(cluster)
     time.sleep(1)

@@ -84,3 +84,31 @@ def test_who_is_not_here_is_ignored_and_the_last_one_leaves_nothing() -> None:
     assert not len(strangers)
     assert strangers.come("b", 1) is None
     assert [strangers.come("b", one) for one in (2, 3, 4)] == [None, None, ("b", 1)]
+
+
+def test_nobody_goes_while_most_of_those_that_are_here_made_a_request() -> None:
+    """A few are slow to speak, thousands are at work: who is slow does not go for them."""
+    at_work: set[int] = set()
+    strangers: Strangers[int] = Strangers(200, lambda one: one not in at_work)
+    for number in range(5_000):
+        assert strangers.come(f"10.0.0.{number % 3}", number) is None
+        if number % 500 >= 15:
+            at_work.add(number)
+
+
+def test_a_flood_has_few_asked_for_each_that_comes() -> None:
+    """All at once would hold the loop of those who are at work."""
+    asked = 0
+
+    def is_one(_: int) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    strangers: Strangers[int] = Strangers(1_000, is_one)
+    for number in range(1_001):
+        strangers.come("10.0.0.1", number)
+    for number in range(1_001, 5_000):
+        asked = 0
+        assert strangers.come("10.0.0.1", number) is not None
+        assert asked <= 11

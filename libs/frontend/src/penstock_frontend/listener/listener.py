@@ -14,7 +14,9 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
@@ -33,10 +35,11 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import error_fields, one_line
 from penstock_runtime.security.listener_tls import is_resumed_after_end
 from penstock_runtime.settings import ListenerSettings
-from penstock_runtime.turns import LoopTurns
+from penstock_runtime.turns import SLICE_S, LoopTurns
 
 _SCRATCH_BYTES = 64 * 1024
 _SWEEP_MS = 1_000
+_SWEPT_AT_A_TIME = 50
 _CLOSED_MAX = 1_000
 """Connections closed in one sweep; the next one goes on."""
 _CLOSED_NAMED_MAX = 5
@@ -50,6 +53,18 @@ CERTIFICATE = "SSL"
 
 class NotCertified(Exception):
     """A certificate that makes nobody a user; the text says why."""
+
+
+@dataclass
+class _Sweep:
+    """A look at every connection, which takes several turns of the loop when they are many."""
+
+    left: Iterator[Connection]
+    began_s: float
+    elapsed_s: float
+    """Since the sweep before."""
+    closed: int = 0
+    """For being silent or slow."""
 
 
 class KafkaListener:
@@ -229,34 +244,48 @@ class KafkaListener:
     # Time limits
 
     def _sweep(self) -> None:
-        """Close what has been silent or slow too long. Every second; cheap per connection."""
-        now = self.loop.time()
-        elapsed_s = now - self._swept_s
+        """Close what has been silent or slow too long. Every second; cheap per connection, but they may be many."""
+        now_s = self.loop.time()
+        elapsed_s = now_s - self._swept_s
         if elapsed_s > _LATE_SWEEP_S:
             elapsed_s = _SWEEP_MS / 1000
-        self._swept_s = now
-        closed = 0
-        for connection in list(self.connections):
-            if connection.moved:
-                connection.moved = False
-                self._quiet_since[connection] = now
-            reason = self._overdue(connection, now, elapsed_s)
-            if not reason:
-                continue
-            if reason != "idle":
-                if connection.is_stranger:
-                    self.audit.refused(connection.identity.host, reason, connection)
-                self.metrics.bad_frames[self.name, "timeout"] += 1
-                closed += 1
-                if closed <= _CLOSED_NAMED_MAX:
-                    self.log.warning("closing", peer=connection.peer, reason=reason)
-            connection.abort(reason)
-            if closed >= _CLOSED_MAX:
+        self._swept_s = now_s
+        self._sweep_some(_Sweep(iter(list(self.connections)), now_s, elapsed_s))
+
+    def _sweep_some(self, sweep: _Sweep) -> None:
+        """Look at as many as a turn of the loop has time for, and at the others in the next."""
+        clock_s = self.turns.clock_s
+        until_s = clock_s() + SLICE_S
+        while some := list(islice(sweep.left, _SWEPT_AT_A_TIME)):
+            for connection in some:
+                self._look_at(connection, sweep)
+            if sweep.closed >= _CLOSED_MAX:
                 break
-        if closed > _CLOSED_NAMED_MAX:
-            self.log.warning("closing others too", count=closed - _CLOSED_NAMED_MAX, reason="as before")
+            if clock_s() >= until_s:
+                self._sweep_timer = self.loop.call_later(0, self._sweep_some, sweep)
+                return
+        if sweep.closed > _CLOSED_NAMED_MAX:
+            self.log.warning("closing others too", count=sweep.closed - _CLOSED_NAMED_MAX, reason="as before")
         self._feed()
-        self._sweep_timer = self.loop.call_later(_SWEEP_MS / 1000, self._sweep)
+        self._sweep_timer = self.loop.call_at(sweep.began_s + _SWEEP_MS / 1000, self._sweep)
+
+    def _look_at(self, connection: Connection, sweep: _Sweep) -> None:
+        if connection.closed or sweep.closed >= _CLOSED_MAX:
+            return
+        if connection.moved:
+            connection.moved = False
+            self._quiet_since[connection] = sweep.began_s
+        reason = self._overdue(connection, sweep.began_s, sweep.elapsed_s)
+        if not reason:
+            return
+        if reason != "idle":
+            if connection.is_stranger:
+                self.audit.refused(connection.identity.host, reason, connection)
+            self.metrics.bad_frames[self.name, "timeout"] += 1
+            sweep.closed += 1
+            if sweep.closed <= _CLOSED_NAMED_MAX:
+                self.log.warning("closing", peer=connection.peer, reason=reason)
+        connection.abort(reason)
 
     def _overdue(self, connection: Connection, now: float, elapsed_s: float) -> str:
         limits = self.limits

@@ -4,24 +4,26 @@ Pure. Whoever comes in and says nothing costs memory (3 to 5 KB, and 25 KB once 
 it. So only so many of them are kept; beyond, the oldest one of the address that has most of them goes. One that speaks
 within a few milliseconds, as clients do, is never the oldest for long, whoever floods the listener meanwhile.
 
-That one has made a request is not told, for that is on the way of every request: all are asked when there are too many,
-after so many newcomers that it costs each of them little.
+That one has made a request is not told, for that is on the way of every request. All are asked when there are too many;
+while there are, each newcomer has ten more asked, in turn: all are again after a tenth as many newcomers as are kept,
+and nobody waits for them.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_ASKED_EVERY = 10
-"""All are asked after a tenth of as many newcomers as are kept."""
+_ASKED_BY_EACH = 10
+"""How many a newcomer has asked whether they still are strangers."""
 
 
 class Strangers(Generic[T]):
     """Those of one listener. `is_one` says whether somebody still is a stranger.
 
-    All calls take constant time, spread over `_ASKED_EVERY` calls.
+    All calls take constant time, but for one in so many newcomers as a tenth of those that are kept.
     """
 
     def __init__(self, most: int, is_one: Callable[[T], bool]) -> None:
@@ -34,8 +36,10 @@ class Strangers(Generic[T]):
         """Addresses by how many they have, so that the one with most is found at once."""
         self._highest = 0
         self._count = 0
+        self._to_ask: OrderedDict[tuple[str, T], None] = OrderedDict()
+        """Who was asked longest ago first."""
         self._came = 0
-        """Newcomers since all were asked."""
+        """Newcomers since somebody was asked."""
 
     def __len__(self) -> int:
         """How many may be strangers, as far as is known."""
@@ -47,12 +51,12 @@ class Strangers(Generic[T]):
         if one not in mine:
             mine[one] = None
             self._moved(address, len(mine) - 1, len(mine))
+            self._to_ask[address, one] = None
             self._came += 1
-        if self._count > self._most and self._came >= self._most // _ASKED_EVERY:
+        if self._count > self._most:
+            is_long_ago = self._came > self._most // _ASKED_BY_EACH
             self._came = 0
-            for each, them in list(self._of.items()):
-                for other in [other for other in them if not self._is_one(other)]:
-                    self.gone(each, other)
+            self._ask(len(self._to_ask) if is_long_ago else _ASKED_BY_EACH)
         while self._count > self._most:
             first = self._oldest()
             self.gone(*first)
@@ -66,9 +70,18 @@ class Strangers(Generic[T]):
         if mine is None or one not in mine:
             return
         del mine[one]
+        del self._to_ask[address, one]
         self._moved(address, len(mine) + 1, len(mine))
         if not mine:
             del self._of[address]
+
+    def _ask(self, count: int) -> None:
+        for _ in range(min(count, len(self._to_ask))):
+            first = next(iter(self._to_ask))
+            if self._is_one(first[1]):
+                self._to_ask.move_to_end(first)
+            else:
+                self.gone(*first)
 
     def _oldest(self) -> tuple[str, T]:
         address = next(iter(self._by_count[self._highest]))
