@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 import struct
 from collections.abc import Awaitable
@@ -433,6 +435,28 @@ def test_silence_in_the_middle_of_a_request_is_bounded(run: Run, sent: bytes) ->
             w.write(sent)
             assert await closed_by_peer(r)
             assert metric(lifecycle, "penstock_kafka_bad_frames_total") == 1
+
+    run(main())
+
+
+def test_who_is_silent_goes_though_the_look_at_all_takes_many_turns(run: Run) -> None:
+    """A loop that is slow has time for few in each turn, and others have come and gone before it is through."""
+
+    async def main() -> None:
+        limits = ListenerLimits(first_request_timeout_ms=200)
+        async with contextlib.AsyncExitStack() as stack:
+            listener, _, endpoint, lifecycle = await stack.enter_async_context(listening(echo, limits))
+            ticks = itertools.count()
+            listener.turns.clock_s = lambda: float(next(ticks))  # whatever is done takes a second
+            silent = [await stack.enter_async_context(connected(endpoint)) for _ in range(170)]
+            r, w = await stack.enter_async_context(connected(endpoint))
+            w.write(request(1, b"x"))
+            assert await read_response(r) == (1, b"x")
+            for reader, _ in silent:
+                assert await closed_by_peer(reader)
+            assert metric(lifecycle, "penstock_kafka_bad_frames_total") == 170
+            w.write(request(2, b"y"))
+            assert await read_response(r) == (2, b"y")
 
     run(main())
 

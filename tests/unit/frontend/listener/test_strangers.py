@@ -112,3 +112,11 @@ def test_a_flood_has_few_asked_for_each_that_comes() -> None:
         asked = 0
         assert strangers.come("10.0.0.1", number) is not None
         assert asked <= 11
+
+
+def test_who_made_a_request_does_not_count_for_long() -> None:
+    """A listener with thousands at work and no stranger has few, as newcomers come in by that number."""
+    strangers: Strangers[int] = Strangers(1_000, lambda one: one >= 5_000)
+    for number in range(5_000):
+        strangers.come("10.0.0.1", number)
+        assert len(strangers) <= 10

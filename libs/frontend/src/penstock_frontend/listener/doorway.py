@@ -38,12 +38,12 @@ _ROOM_AT_ONCE = 100
 """Connections that may have to go are looked for once for so many newcomers."""
 _ROOM_LOOKED_FOR_S = 0.1
 """At most so often when none was found."""
-_FEW_STRANGERS = 50
-"""With fewer than a fiftieth of the most newcomers do not wait for each other."""
-_AT_ONCE = 2
-"""With more so many come in together,"""
-_REST_S = 0.001
-"""and then nobody for so long: each costs 0.12 ms, and a thousand that dial together made acks wait 25 ms."""
+_FEW_SHARE = 50
+"""Fewer strangers than a fiftieth of the most are few: newcomers do not wait for each other."""
+_TOGETHER = 2
+"""With more of them so many come in together,"""
+_PAUSE_S = 0.001
+"""and then nobody for so long: each costs 0.12 ms, and a thousand that dialled together made acks wait 25 ms."""
 _SHUTDOWN_TIMEOUT_S = 2.0
 """How long a connection that we close waits for the other side to say that it ends too."""
 _TLS_HANDSHAKE = 0x16
@@ -155,7 +155,7 @@ class Doorway:
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = self._owner.loop
-        at_once = 0
+        together = 0
         while True:
             try:
                 client, peer = await loop.sock_accept(listening)
@@ -166,11 +166,11 @@ class Doorway:
                     await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
                 continue
             self._greet(client, str(peer[0]) if isinstance(peer, tuple) else "")
-            at_once += 1
-            if at_once >= _AT_ONCE and len(self._strangers) > self._strangers_max // _FEW_STRANGERS:
+            together += 1
+            if together >= _TOGETHER and len(self._strangers) > self._strangers_max // _FEW_SHARE:
                 # Somebody dials and says nothing: those who are here are served in between.
-                at_once = 0
-                await asyncio.sleep(_REST_S)
+                together = 0
+                await asyncio.sleep(_PAUSE_S)
 
     def _greet(self, client: socket.socket, host: str) -> None:
         owner = self._owner

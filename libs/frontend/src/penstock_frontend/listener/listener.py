@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from penstock_core.errors import InvariantBroken, PenstockError
 from penstock_core.metadata.image import Endpoint
@@ -40,6 +39,7 @@ from penstock_runtime.turns import SLICE_S, LoopTurns
 _SCRATCH_BYTES = 64 * 1024
 _SWEEP_MS = 1_000
 _SWEPT_AT_A_TIME = 50
+"""Connections looked at without a look at the clock."""
 _CLOSED_MAX = 1_000
 """Connections closed in one sweep; the next one goes on."""
 _CLOSED_NAMED_MAX = 5
@@ -256,12 +256,12 @@ class KafkaListener:
         """Look at as many as a turn of the loop has time for, and at the others in the next."""
         clock_s = self.turns.clock_s
         until_s = clock_s() + SLICE_S
-        while some := list(islice(sweep.left, _SWEPT_AT_A_TIME)):
-            for connection in some:
+        for number, connection in enumerate(sweep.left, 1):
+            if not connection.closed:
                 self._look_at(connection, sweep)
             if sweep.closed >= _CLOSED_MAX:
                 break
-            if clock_s() >= until_s:
+            if number % _SWEPT_AT_A_TIME == 0 and clock_s() >= until_s:
                 self._sweep_timer = self.loop.call_later(0, self._sweep_some, sweep)
                 return
         if sweep.closed > _CLOSED_NAMED_MAX:
@@ -270,8 +270,6 @@ class KafkaListener:
         self._sweep_timer = self.loop.call_at(sweep.began_s + _SWEEP_MS / 1000, self._sweep)
 
     def _look_at(self, connection: Connection, sweep: _Sweep) -> None:
-        if connection.closed or sweep.closed >= _CLOSED_MAX:
-            return
         if connection.moved:
             connection.moved = False
             self._quiet_since[connection] = sweep.began_s

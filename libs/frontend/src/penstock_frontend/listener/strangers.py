@@ -4,9 +4,8 @@ Pure. Whoever comes in and says nothing costs memory (3 to 5 KB, and 25 KB once 
 it. So only so many of them are kept; beyond, the oldest one of the address that has most of them goes. One that speaks
 within a few milliseconds, as clients do, is never the oldest for long, whoever floods the listener meanwhile.
 
-That one has made a request is not told, for that is on the way of every request. All are asked when there are too many;
-while there are, each newcomer has ten more asked, in turn: all are again after a tenth as many newcomers as are kept,
-and nobody waits for them.
+That one has made a request is not told, for that is on the way of every request. Each newcomer has ten asked, in turn:
+all are after a tenth as many newcomers as are kept, and nobody waits for that.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ASKED_BY_EACH = 10
 class Strangers(Generic[T]):
     """Those of one listener. `is_one` says whether somebody still is a stranger.
 
-    All calls take constant time, but for one in so many newcomers as a tenth of those that are kept.
+    All calls take constant time.
     """
 
     def __init__(self, most: int, is_one: Callable[[T], bool]) -> None:
@@ -38,8 +37,6 @@ class Strangers(Generic[T]):
         self._count = 0
         self._to_ask: OrderedDict[tuple[str, T], None] = OrderedDict()
         """Who was asked longest ago first."""
-        self._came = 0
-        """Newcomers since somebody was asked."""
 
     def __len__(self) -> int:
         """How many may be strangers, as far as is known."""
@@ -52,11 +49,7 @@ class Strangers(Generic[T]):
             mine[one] = None
             self._moved(address, len(mine) - 1, len(mine))
             self._to_ask[address, one] = None
-            self._came += 1
-        if self._count > self._most:
-            is_long_ago = self._came > self._most // _ASKED_BY_EACH
-            self._came = 0
-            self._ask(len(self._to_ask) if is_long_ago else _ASKED_BY_EACH)
+            self._ask_some()
         while self._count > self._most:
             first = self._oldest()
             self.gone(*first)
@@ -75,8 +68,8 @@ class Strangers(Generic[T]):
         if not mine:
             del self._of[address]
 
-    def _ask(self, count: int) -> None:
-        for _ in range(min(count, len(self._to_ask))):
+    def _ask_some(self) -> None:
+        for _ in range(min(_ASKED_BY_EACH, len(self._to_ask))):
             first = next(iter(self._to_ask))
             if self._is_one(first[1]):
                 self._to_ask.move_to_end(first)
