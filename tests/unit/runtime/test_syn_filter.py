@@ -86,7 +86,7 @@ def test_connections_that_are_there_go_on(ends: contextlib.ExitStack) -> None:
     assert accepted.recv(5) == b"there"
 
 
-def run(steps: list[tuple[int, int, int, int]], packet: bytes, network_header: int) -> int:
+def run(steps: list[tuple[int, int, int, int]], packet: bytes, network_header: int, chance: int = 0) -> int:
     """What the kernel makes of a program: the instructions that are used, by linux/bpf_common.h."""
     a, at = 0, 0
     while True:
@@ -96,6 +96,8 @@ def run(steps: list[tuple[int, int, int, int]], packet: bytes, network_header: i
         match code:
             case 0x30:
                 a = packet[where]
+            case 0x20 if k == 0xFFFFF000 + 56:
+                a = chance
             case 0x20:
                 a = int.from_bytes(packet[where : where + 4])
             case 0x54:
@@ -104,6 +106,8 @@ def run(steps: list[tuple[int, int, int, int]], packet: bytes, network_header: i
                 a >>= k
             case 0x15:
                 at += true if a == k else false
+            case 0x05:
+                at += k
             case 0x06:
                 return k
             case _:
@@ -129,13 +133,37 @@ def test_as_many_addresses_as_may_be(ends: contextlib.ExitStack) -> None:
     ]
     server = listening(ends, "::")
     syn = 0x02
-    for kept_out in (v4, v6, v4[:30] + v6[:34], v4[:1], v6[:1]):
-        syn_filter.keep_out(server, kept_out)  # the kernel's own check of the program
-        steps = list(syn_filter.steps(kept_out))
-        for source in v4 + v6:
-            assert (run(steps, packet(source, syn), 0) == 0) == (source in kept_out), source
-            assert run(steps, packet(source, 0x12), 0) and run(steps, packet(source, 0x10), 0)
+    every = v4 + v6
+    for nobody_of, some_of in (
+        (v4, []),
+        (v6, []),
+        ([], v4),
+        ([], v6),
+        (v4[:30], v6[:34]),
+        (v4[:20] + v6[:10], v4[20:40] + v6[10:24]),
+        (v4[:1], v4[1:2]),
+        (v6[:1], v6[1:2]),
+    ):
+        syn_filter.keep_out(server, nobody_of, some_of)  # the kernel's own check of the program
+        steps = list(syn_filter.steps(nobody_of, some_of))
+        for source in every:
+            for chance in (0, 1, syn_filter.ONE_IN - 1, syn_filter.ONE_IN, rng.getrandbits(32)):
+                kept_out = source in nobody_of or (source in some_of and chance % syn_filter.ONE_IN != 0)
+                assert (run(steps, packet(source, syn), 0, chance) == 0) == kept_out, source
+            assert run(steps, packet(source, 0x12), 0, 1) and run(steps, packet(source, 0x10), 0, 1)
         for source in v6:
             neighbour = socket.inet_pton(socket.AF_INET6, source)[:8] + rng.randbytes(8)
             of_64 = socket.inet_ntop(socket.AF_INET6, neighbour)
-            assert (run(steps, packet(of_64, syn), 0) == 0) == (source in kept_out)
+            assert (run(steps, packet(of_64, syn), 0, 1) == 0) == (source in [*nobody_of, *some_of])
+
+
+def test_of_some_one_in_eight_comes_in_at_once(ends: contextlib.ExitStack) -> None:
+    server = listening(ends)
+    syn_filter.keep_out(server, ["127.0.1.1"], ["127.0.1.2"])
+    diallers = [dialling(ends, server, "127.0.1.2") for _ in range(90)]
+    assert comes_in(dialling(ends, server, "127.0.1.3"))
+    assert not comes_in(dialling(ends, server, "127.0.1.1"), UNANSWERED_S * 1000)
+    # Of 90 by chance none, or more than half, once in 100,000 runs.
+    assert 0 < sum(comes_in(each, 0) for each in diallers) < 45
+    syn_filter.apply(server, [], [])
+    assert all(map(comes_in, diallers))

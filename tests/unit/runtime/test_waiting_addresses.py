@@ -17,7 +17,7 @@ def test_who_comes_again_for_nothing_waits_twice_as_long_each_time() -> None:
         assert waiting.next_s(now_s) == until_s
         waits.append(until_s - now_s)
         assert waiting.waiting(until_s - 0.001) == ["192.0.2.1"]
-        assert waiting.waiting(until_s) == [] and waiting.next_s(until_s) is None
+        assert waiting.waiting(until_s) == []
         now_s = until_s
     assert waits == [FIRST_S, 2, 4, MOST_S, MOST_S, MOST_S]
 
@@ -30,6 +30,19 @@ def test_who_was_well_for_a_minute_begins_anew() -> None:
     waiting.send_away(["192.0.2.2"], 93.0)
     waiting.send_away(["192.0.2.1"], 93.0)
     assert waiting.next_s(93.0) == 94.0
+
+
+def test_who_has_waited_comes_back_by_and_by_for_as_long_again() -> None:
+    waiting = WaitingAddresses(64)
+    waiting.send_away(["192.0.2.1"], 0.0)
+    waiting.send_away(["192.0.2.1"], 10.0)
+    assert waiting.waiting(11.9) == ["192.0.2.1"] and waiting.returning(11.9) == []
+    assert waiting.waiting(12.0) == [] and waiting.returning(12.0) == ["192.0.2.1"]
+    assert waiting.next_s(11.9) == 12.0 and waiting.next_s(12.0) == 14.0
+    assert waiting.returning(13.9) == ["192.0.2.1"]
+    assert waiting.returning(14.0) == [] and waiting.next_s(14.0) is None
+    waiting.send_away(["192.0.2.1"], 13.0)
+    assert waiting.returning(13.0) == [] and waiting.next_s(13.0) == 17.0
 
 
 def test_of_too_many_those_with_the_longest_to_wait_stay() -> None:

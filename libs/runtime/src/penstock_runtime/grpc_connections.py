@@ -45,7 +45,7 @@ _ENDED_TOGETHER: Final = 50
 """Each wakes gRPC's own threads, which want the interpreter."""
 _REST_S: Final = 20e-6
 """What the loop has for others after a look, for each descriptor: three times what one takes, or more."""
-_REST_LEAST_S: Final = 0.03
+_REST_LEAST_S: Final = 0.02
 _LISTED_REST_S: Final = 200e-6
 """The same after they were counted by listing them: two hundred times what one takes."""
 _LOOK_ANYWAY_S: Final = 60.0

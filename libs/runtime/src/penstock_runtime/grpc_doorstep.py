@@ -17,7 +17,7 @@ from penstock_runtime import syn_filter
 from penstock_runtime.kept_out import KeptOut
 from penstock_runtime.spare_descriptor import SpareDescriptor
 
-BACKLOG: Final = 64
+BACKLOG: Final = 32
 """Connections that the kernel has made and gRPC has not accepted: beyond, first packets are dropped, and come again a
 second later. gRPC asks for as many as the machine allows (4,096), and accepts them all before anybody can look."""
 
@@ -61,12 +61,12 @@ class Doorstep:
         if self._events is not None:
             self._kept_out.send_away(ended)
 
-    def _filter(self, addresses: list[str]) -> None:
+    def _filter(self, nobody_of: list[str], some_of: list[str]) -> None:
         for descriptor, inode in self._sockets.items():
             # Where the kernel does not do it, the bounds on connections are still there.
             with contextlib.suppress(OSError), self._spare.of(descriptor) as s:
                 if os.fstat(s.fileno()).st_ino == inode:
-                    syn_filter.apply(s, addresses)
+                    syn_filter.apply(s, nobody_of, some_of)
 
     def _is_own(self, s: socket.socket) -> bool:
         own = s.getsockname()

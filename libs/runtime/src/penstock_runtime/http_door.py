@@ -99,10 +99,10 @@ class HttpDoor:
         if self._for_nothing[host] == TOO_MANY:
             self._kept_out.send_away({host: TOO_MANY})
 
-    def _filter(self, addresses: list[str]) -> None:
+    def _filter(self, nobody_of: list[str], some_of: list[str]) -> None:
         for each in self._listening:
             with contextlib.suppress(OSError):  # closed, or a kernel that does not do it
-                syn_filter.apply(each, addresses)
+                syn_filter.apply(each, nobody_of, some_of)
 
     def close(self) -> None:
         """Nobody waits any more."""

@@ -15,10 +15,11 @@ TOO_MANY: Final = 3
 
 
 class KeptOut:
-    """Says who waits, and lets them in when they have waited."""
+    """Says who waits, and lets them in when they have waited: some first, for all who wait dial again together."""
 
-    def __init__(self, port: str, apply: Callable[[list[str]], None]) -> None:
-        """`port`: as people call it. `apply` sets the filter for these addresses and no others; none: takes it away."""
+    def __init__(self, port: str, apply: Callable[[list[str], list[str]], None]) -> None:
+        """`port`: as people call it. `apply` sets the filter: whose first packets are dropped, and of whom some come
+        in; nobody's at all: takes it away."""
         self._port = port
         self._apply = apply
         self._waiting = WaitingAddresses(syn_filter.ADDRESSES_MAX)
@@ -44,18 +45,19 @@ class KeptOut:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._set([])
+        self._set([], [])
 
     def _keep_out(self) -> None:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        self._set(self._waiting.waiting(now_s))
+        self._set(self._waiting.waiting(now_s), self._waiting.returning(now_s))
         if self._timer is not None:
             self._timer.cancel()
         next_s = self._waiting.next_s(now_s)
         self._timer = None if next_s is None else loop.call_at(next_s, self._keep_out)
 
-    def _set(self, addresses: list[str]) -> None:
-        if addresses or self._filtered:
-            self._apply(addresses)
-        self._filtered = bool(addresses)
+    def _set(self, nobody_of: list[str], some_of: list[str]) -> None:
+        filters = bool(nobody_of or some_of)
+        if filters or self._filtered:
+            self._apply(nobody_of, some_of)
+        self._filtered = filters

@@ -1,4 +1,4 @@
-"""Lets the kernel leave first packets (SYN) of some addresses unanswered at a listening socket.
+"""Lets the kernel leave first packets (SYN) of some addresses unanswered at a listening socket: all, or all but a few.
 
 Whoever dials sends it again after 1 s, then 2 and 4 (RFC 6298), and comes in once the filter is gone: nobody accepts,
 closes or answers meanwhile, and a packet that is dropped costs a few microseconds of nobody's loop. A classic BPF
@@ -17,17 +17,22 @@ from typing import Final
 
 ADDRESSES_MAX: Final = 64
 """Of one program: each is looked at for each SYN."""
+ONE_IN: Final = 8
+"""First packets of whom some are let in. A power of two."""
 _ATTACH: Final = 26
 _DETACH: Final = 27
-# linux/bpf_common.h: a load of a byte or a word, and, shift right, jump if equal, return.
+# linux/bpf_common.h: a load of a byte or a word, and, shift right, jump if equal, jump, return.
 _LOAD_BYTE: Final = 0x30
 _LOAD_WORD: Final = 0x20
 _AND: Final = 0x54
 _SHIFT: Final = 0x74
 _IF_EQUAL: Final = 0x15
+_JUMP: Final = 0x05
 _RETURN: Final = 0x06
 _NETWORK_HEADER: Final = 0xFFF0_0000
 """linux/filter.h, SKF_NET_OFF: what is counted from there instead of from the TCP header."""
+_RANDOM: Final = 0xFFFF_F000 + 56
+"""linux/filter.h, SKF_AD_OFF + SKF_AD_RANDOM: a number of 32 bits by chance."""
 _TCP_FLAGS: Final = 13
 _SYN: Final = 0x02
 _SYN_ACK: Final = 0x12
@@ -38,19 +43,27 @@ _Step = tuple[int, int, int, int]
 """Code, how many steps to jump where true, and where false, operand."""
 _TAKE: Final[_Step] = (_RETURN, 0, 0, 0xFFFF_FFFF)
 _DROP: Final[_Step] = (_RETURN, 0, 0, 0)
+_SOME: Final[tuple[_Step, ...]] = (
+    (_LOAD_WORD, 0, 0, _RANDOM),
+    (_AND, 0, 0, ONE_IN - 1),
+    (_IF_EQUAL, 1, 0, 0),
+    _DROP,
+    _TAKE,
+)
 
 
-def apply(listening: socket.socket, addresses: Collection[str]) -> None:
+def apply(listening: socket.socket, nobody_of: Collection[str], some_of: Collection[str] = ()) -> None:
     """`keep_out` these, or `let_all_in` where there are none. Raises OSError."""
-    if addresses:
-        keep_out(listening, addresses)
+    if nobody_of or some_of:
+        keep_out(listening, nobody_of, some_of)
     else:
         let_all_in(listening)
 
 
-def keep_out(listening: socket.socket, addresses: Iterable[str]) -> None:
-    """From now on first packets of these are dropped, of IPv6 those of their /64; of no others. Raises OSError."""
-    program = list(steps(addresses))
+def keep_out(listening: socket.socket, nobody_of: Iterable[str], some_of: Iterable[str] = ()) -> None:
+    """From now on first packets of the former are dropped, and of the latter all but one in `ONE_IN`, by chance; of
+    IPv6 those of their /64; of no others. Raises OSError."""
+    program = list(steps(nobody_of, some_of))
     text = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
     whole = struct.pack("@HP", len(program), ctypes.addressof(text))
     listening.setsockopt(socket.SOL_SOCKET, _ATTACH, whole)
@@ -61,27 +74,34 @@ def let_all_in(listening: socket.socket) -> None:
     listening.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
 
 
-def steps(addresses: Iterable[str]) -> Iterator[_Step]:
-    """The program, for at most `ADDRESSES_MAX`. It begins at a packet's TCP header."""
-    parsed = [ipaddress.ip_address(each) for each in addresses]
+def steps(nobody_of: Iterable[str], some_of: Iterable[str] = ()) -> Iterator[_Step]:
+    """The program, for at most `ADDRESSES_MAX` together. It begins at a packet's TCP header."""
+    verdicts = [*((each, (_DROP,)) for each in nobody_of), *((each, _SOME) for each in some_of)]
+    parsed = [(ipaddress.ip_address(each), verdict) for each, verdict in verdicts]
     yield _LOAD_BYTE, 0, 0, _TCP_FLAGS
     yield _AND, 0, 0, _SYN_ACK
     yield _IF_EQUAL, 1, 0, _SYN
     yield _TAKE
     yield _LOAD_BYTE, 0, 0, _NETWORK_HEADER
     yield _SHIFT, 0, 0, 4
-    v4 = [int(each) for each in parsed if each.version == 4]
-    # Jumps reach no farther than 255 steps, and two for each of these are fewer.
-    yield _IF_EQUAL, 0, 2 * len(v4) + 2, 4
+    # Only jumps without a condition reach farther than 255 steps.
+    yield _IF_EQUAL, 1, 0, 4
+    v4 = [
+        step
+        for address, verdict in parsed
+        if address.version == 4
+        for step in ((_IF_EQUAL, 0, len(verdict), int(address)), *verdict)
+    ]
+    yield _JUMP, 0, 0, len(v4) + 2
     yield _LOAD_WORD, 0, 0, _NETWORK_HEADER + _SOURCE_IPV4
-    for address in v4:
-        yield _IF_EQUAL, 0, 1, address
-        yield _DROP
+    yield from v4
     yield _TAKE
-    for prefix in sorted({int(each) >> 64 for each in parsed if each.version == 6}):
+    for prefix, verdict in sorted(
+        {int(each) >> 64: how for each, how in parsed if each.version == 6}.items()
+    ):
         yield _LOAD_WORD, 0, 0, _NETWORK_HEADER + _SOURCE_IPV6
-        yield _IF_EQUAL, 0, 3, prefix >> 32
+        yield _IF_EQUAL, 0, 2 + len(verdict), prefix >> 32
         yield _LOAD_WORD, 0, 0, _NETWORK_HEADER + _SOURCE_IPV6 + 4
-        yield _IF_EQUAL, 0, 1, prefix & 0xFFFF_FFFF
-        yield _DROP
+        yield _IF_EQUAL, 0, len(verdict), prefix & 0xFFFF_FFFF
+        yield from verdict
     yield _TAKE

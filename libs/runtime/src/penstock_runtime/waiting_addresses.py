@@ -38,6 +38,13 @@ class WaitingAddresses:
         """Who waits."""
         return [address for address, (until_s, _) in self._until.items() if until_s > now_s]
 
+    def returning(self, now_s: float) -> list[str]:
+        """Who has waited, and is let in by and by for as long again."""
+        return [
+            address for address, (until_s, for_s) in self._until.items() if until_s <= now_s < until_s + for_s
+        ]
+
     def next_s(self, now_s: float) -> float | None:
-        """When the next one has waited enough; None: nobody waits."""
-        return min((until_s for until_s, _ in self._until.values() if until_s > now_s), default=None)
+        """When one has waited enough, or has come back; None: there is nobody to whom that may happen."""
+        times = ((until_s, until_s + for_s) for until_s, for_s in self._until.values())
+        return min((each for both in times for each in both if each > now_s), default=None)
