@@ -260,16 +260,20 @@ def _security(held: Sequence[Sequence[Figures]]) -> str:
         old = before.get((one["attack"], one["cluster"], one["who"]))
         return form(one[key]) + (f" ({form(old[key])})" if old is not None else "")
 
+    def times(one: Figures, key: str, each: str, form: Callable[[Any], str]) -> str:
+        measured = [form(v) for v in one.get(each, ())]
+        return cell(one, key, form) + (f", of {', '.join(measured)}" if measured else "")
+
     rows = [
         (
             f"{one['attack'].replace('_', ' ')}: {one['text']}",
             f"{one['cluster']}, {one['who']}",
             cell(one, "refused", lambda v: "yes" if v else "no"),
             one["said"],
-            cell(one, "lag_ms", lambda v: f"{v:,.0f}"),
+            times(one, "lag_ms", "lags_ms", lambda v: f"{v:,.0f}"),
             cell(one, "memory_mb", lambda v: f"{v:.0f}"),
             cell(one, "lost", str),
-            cell(one, "p99_ratio", lambda v: f"{v:,.1f}"),
+            times(one, "p99_ratio", "p99_ratios", lambda v: f"{v:,.1f}"),
             cell(one, "large_ms", lambda v: f"{v:,.0f}"),
             cell(one, "failures", str),
         )

@@ -93,6 +93,9 @@ class Cost:
     """plain or secure."""
     who: str = "a stranger"
     """As whom: a key of `WHO`."""
+    lags_ms: tuple[float, ...] = ()
+    """Each, where it was measured more than once: `lag_ms` is their median then."""
+    p99_ratios: tuple[float, ...] = ()
 
 
 WHO = {

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from security.judge import BOUNDS, EXCEPTIONS, judge
+from security.judge import BOUNDS, EXCEPTIONS, NEAR, is_near, judge, one_of
 from security.measure import Cost, names
 from unit.docs.repository import DOCS
 
@@ -44,6 +44,28 @@ def test_an_exception_holds_up_to_its_own_most_and_on_its_cluster_alone() -> Non
         if (known.attack, known.measure, elsewhere) not in also:
             moved = replace(row, cluster=elsewhere, **{known.measure: known.most})  # type: ignore[arg-type]
             assert judge([moved]).missed
+
+
+def test_times_near_their_bound_or_beyond_are_measured_again_and_nothing_else_is() -> None:
+    calm = replace(GOOD, lag_ms=NEAR * 100, p99_ratio=NEAR * 2)
+    assert not is_near(calm)
+    assert not is_near(replace(calm, memory_mb=100.0, lost=1, failures=9, refused=False, large_ms=9e9))
+    for more in ({"lag_ms": 81.0}, {"lag_ms": 200.0}, {"p99_ratio": 1.61}, {"p99_ratio": 4.0}):
+        assert is_near(replace(calm, **more))  # type: ignore[arg-type]
+
+
+def test_of_several_measurements_the_median_time_counts_and_the_worst_of_all_else() -> None:
+    one = replace(GOOD, lag_ms=10.0, p99_ratio=1.0, memory_mb=1.0)
+    assert one_of([one]) == one
+    slow = replace(one, lag_ms=120.0, p99_ratio=2.4, memory_mb=2.0)
+    assert not judge([one_of([slow, one, one])]).missed
+    assert len(judge([one_of([one, slow, slow])]).missed) == 2, "luck does not save a row that is beyond"
+    odd = replace(one, lost=1, failures=3, large_ms=999.0, memory_mb=21.0, refused=False, said="let in")
+    row = one_of([one, odd, slow])
+    assert (row.lost, row.failures, row.large_ms, row.memory_mb) == (1, 3, 999.0, 21.0)
+    assert (row.refused, row.said) == (False, "let in")
+    assert (row.lag_ms, row.lags_ms) == (10.0, (10.0, 10.0, 120.0))
+    assert (row.p99_ratio, row.p99_ratios) == (1.0, (1.0, 1.0, 2.4))
 
 
 def test_what_only_stands_for_comparison_has_no_bounds() -> None:
