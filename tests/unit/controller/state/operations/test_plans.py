@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_controller.state.operations.planner.domains import Domains
@@ -111,9 +111,12 @@ def test_every_plan_is_sound_and_the_same_for_the_same_input(seed: int) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(SEEDS)
+@example(210_433)  # what is taken back makes way
+@example(317_350)  # the order of followers
+@example(718_137_360)  # who leads shares a domain with a node that keeps what it has
 def test_a_plan_that_was_carried_out_settles(seed: int) -> None:
-    """A second plan moves nothing. Beside a node that keeps what it has (once in a thousand of these clusters with
-    racks) it may move a partition or two; a third one nothing."""
+    """A second plan moves nothing. Beside a node that keeps what it has (once in some ten thousand of these clusters
+    with racks) it may move a partition or two; a third one nothing."""
     rng = random.Random(seed)
     # Nodes that keep what they have may stand in the way of an even spread: see the next one.
     image = random_cluster(rng, unwell=False)

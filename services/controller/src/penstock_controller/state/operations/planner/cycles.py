@@ -23,21 +23,25 @@ _Step = tuple[int, NodeId, NodeId]
 """A replica of a partition goes from one node to another."""
 
 
-def take_back(shape: Shape, holdings: Holdings) -> Generator[None, None, None]:
-    """Cycles that cost less than nothing, until there are none, or one that disks or domains forbid. Yields at times.
+def take_back(shape: Shape, holdings: Holdings) -> Generator[None, None, bool]:
+    """Cycles that cost less than nothing, until there are none, or one that disks or domains forbid. Yields at times;
+    whether there was one.
 
     Counts of topics, and in all, have to be level already; those which are not stay as they are on each node.
     """
     if not shape.takers or len(shape.partitions) * len(shape.takers) > _SIZE_MOST:
-        return
+        return False
+    ever = False
     while any(r is not p.replicas for r, p in zip(shape.replicas, shape.partitions, strict=True)):
         yield
         steps = yield from _Cycle(shape).find()
         if steps is None:
-            return
+            break
         yield from holdings.load_all()
         if not _go(shape, holdings, steps):
-            return
+            break
+        ever = True
+    return ever
 
 
 def _go(shape: Shape, holdings: Holdings, steps: list[_Step]) -> bool:

@@ -62,17 +62,21 @@ def plan_moves(
     partitions: Sequence[PlanPartition],
     goals: frozenset[Goal] = frozenset({Goal.REPLICAS, Goal.LEADERS}),
     max_bytes: int | None = None,
+    rooted: frozenset[NodeId] = frozenset(),
 ) -> Generator[None, None, list[PlannedMove]]:
     """Moves in the order of `partitions`. In steps, each far below a millisecond.
 
-    `max_bytes` bounds what the goal of bytes moves. Raises Unplannable when what is asked for cannot be.
+    `max_bytes` bounds what the goal of bytes moves; `rooted` nodes lose nothing for a better spread over domains.
+    Raises Unplannable when what is asked for cannot be.
     """
     shape = yield from Shape.of(nodes, partitions)
-    yield from Repair(shape).run()
+    yield from Repair(shape, rooted).run()
     holdings = Holdings(shape)
     if Goal.REPLICAS in goals:
         yield from even_out(shape, holdings)
-        yield from take_back(shape, holdings)
+        if (yield from take_back(shape, holdings)):
+            # Where domains kept counts from being even, what went back may have made way.
+            yield from even_out(shape, holdings)
     if Goal.BYTES in goals:
         yield from level_bytes(shape, holdings, max_bytes, counts_may_change=Goal.REPLICAS not in goals)
     yield from holdings.clear()
@@ -83,7 +87,13 @@ def plan_moves(
         if count % _COMPARED_A_STEP == 0:
             yield
         after = tuple(replicas)
-        if after != partition.replicas:
+        if is_change(partition.replicas, after):
             moves.append(PlannedMove(partition, after))
     yield from shape.clear()
     return moves
+
+
+def is_change(before: Sequence[NodeId], after: Sequence[NodeId]) -> bool:
+    """Whether other nodes have replicas, or another one is preferred to lead: in which order the others follow is
+    nothing to move for."""
+    return before[:1] != after[:1] or set(before) != set(after)

@@ -24,8 +24,10 @@ _Least = tuple[int, int, int, NodeId]
 class Repair:
     """Repairs partition after partition, those that are worst off first."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, rooted: frozenset[NodeId] = frozenset()) -> None:
+        """`rooted`: from these nothing goes for the sake of a better spread."""
         self._shape = shape
+        self._rooted = rooted
         self._size: defaultdict[int, int] = defaultdict(int)
         """Nodes that take replicas, by domain."""
         for node_id in shape.takers:
@@ -122,6 +124,8 @@ class Repair:
         leasts: dict[Address, _Least | None] = {}
         found: tuple[tuple[Any, ...], _Least, NodeId] | None = None
         for out in members:
+            if out in self._rooted:
+                continue
             for address, load in loads.items():
                 change = change_of(uses, of[out], address)
                 if change >= same:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from penstock_controller.state.operations.planner.domains import Domains
-from penstock_controller.state.operations.planner.moves import Goal, plan_moves
+from penstock_controller.state.operations.planner.moves import Goal, is_change, plan_moves
 from penstock_controller.state.operations.planner.shape import PlanNode, PlanPartition, Unplannable
 from penstock_controller.state.operations.plans.requests import Asked, Kind
 from penstock_controller.state.operations.plans.situation import Situation
@@ -109,9 +109,10 @@ def _around(
     goals: frozenset[Goal],
 ) -> Generator[None, None, Targets]:
     """A plan in which pinned nodes lose nothing."""
-    found = yield from _moved(nodes, partitions, frozenset(), None)
+    rooted = frozenset() if asked.leaving else now.pinned
+    found = yield from _moved(nodes, partitions, frozenset(), None, rooted)
     if not asked.leaving:
-        # Nothing had to go: what a better spread took from a pinned node stays there.
+        # Nothing had to go: what was taken from a pinned node stays there.
         for partition in partitions:
             after = found.get(partition.key, partition.replicas)
             if any(n in now.pinned and n not in after for n in partition.replicas):
@@ -122,7 +123,7 @@ def _around(
         yield from _even_out(now, nodes, partitions, found, even, asked.max_bytes)
     if Goal.LEADERS in goals:
         yield from _prefer(now, nodes, partitions, found)
-    return {p.key: found[p.key] for p in partitions if found.get(p.key, p.replicas) != p.replicas}
+    return {p.key: found[p.key] for p in partitions if is_change(p.replicas, found.get(p.key, p.replicas))}
 
 
 def _even_out(
@@ -208,8 +209,9 @@ def _moved(
     partitions: Sequence[PlanPartition],
     goals: frozenset[Goal],
     max_bytes: int | None,
+    rooted: frozenset[NodeId] = frozenset(),
 ) -> Generator[None, None, Targets]:
-    moves = yield from plan_moves(nodes, partitions, goals, max_bytes)
+    moves = yield from plan_moves(nodes, partitions, goals, max_bytes, rooted)
     return {move.partition.key: move.after for move in moves}
 
 
