@@ -269,7 +269,7 @@ def test_a_new_node_takes_the_place_of_another(cluster: LocalCluster) -> None:
     added = cluster.add("storage-node")
     new = int(added.removeprefix("node-"))
     before = everything(cluster)
-    done = said(cluster, "node", "replace", "4", "--with", str(new), "--yes", "--wait", "300")
+    done = said(cluster, "node", "replace", "4", "--with", str(new), "--yes", "--wait", "200")
     assert done["state"] == "done", done
     assert everything(cluster) == {
         where: [new if node == 4 else node for node in nodes] for where, nodes in before.items()
@@ -282,7 +282,7 @@ def test_a_node_is_removed_and_its_directory_is_refused(cluster: LocalCluster) -
     data = cluster.directory / "node-6" / "data"
     others = set(node_rows(cluster)) - {6}
     with ClientsAtWork(cluster, WRITTEN):
-        done = said(cluster, "node", "remove", "6", "--yes", "--wait", "300")
+        done = said(cluster, "node", "remove", "6", "--yes", "--wait", "200")
     assert done["state"] == "done", done
     wait_for(lambda: "node-6" not in cluster.alive(), "the removed node's process ends", TIMEOUT_S)
     assert set(node_rows(cluster)) == others

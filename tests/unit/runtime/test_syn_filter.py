@@ -157,6 +157,11 @@ def test_as_many_addresses_as_may_be(ends: contextlib.ExitStack) -> None:
             assert (run(steps, packet(of_64, syn), 0, 1) == 0) == (source in [*nobody_of, *some_of])
 
 
+def test_of_a_64_that_waits_and_comes_back_nobody_comes_in() -> None:
+    steps = list(syn_filter.steps(["2001:db8::1"], ["2001:db8::2"]))
+    assert run(steps, packet("2001:db8::2", 0x02), 0, 0) == 0
+
+
 def test_of_some_one_in_eight_comes_in_at_once(ends: contextlib.ExitStack) -> None:
     server = listening(ends)
     syn_filter.keep_out(server, ["127.0.1.1"], ["127.0.1.2"])

@@ -76,7 +76,8 @@ def let_all_in(listening: socket.socket) -> None:
 
 def steps(nobody_of: Iterable[str], some_of: Iterable[str] = ()) -> Iterator[_Step]:
     """The program, for at most `ADDRESSES_MAX` together. It begins at a packet's TCP header."""
-    verdicts = [*((each, (_DROP,)) for each in nobody_of), *((each, _SOME) for each in some_of)]
+    # Of one /64 that is among both nobody comes in: the last one counts.
+    verdicts = [*((each, _SOME) for each in some_of), *((each, (_DROP,)) for each in nobody_of)]
     parsed = [(ipaddress.ip_address(each), verdict) for each, verdict in verdicts]
     yield _LOAD_BYTE, 0, 0, _TCP_FLAGS
     yield _AND, 0, 0, _SYN_ACK

@@ -109,14 +109,9 @@ def _around(
     goals: frozenset[Goal],
 ) -> Generator[None, None, Targets]:
     """A plan in which pinned nodes lose nothing."""
+    # Where something has to go, a better spread of it may take from them as well.
     rooted = frozenset() if asked.leaving else now.pinned
     found = yield from _moved(nodes, partitions, frozenset(), None, rooted)
-    if not asked.leaving:
-        # Nothing had to go: what was taken from a pinned node stays there.
-        for partition in partitions:
-            after = found.get(partition.key, partition.replicas)
-            if any(n in now.pinned and n not in after for n in partition.replicas):
-                del found[partition.key]
     yield
     even = goals - {Goal.LEADERS}
     if even:
