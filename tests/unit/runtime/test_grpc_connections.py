@@ -232,6 +232,36 @@ async def test_connections_to_a_server_that_call_nothing_make_room(by_lifecycle:
     await lifecycle.end_all()
 
 
+async def test_clients_of_a_listener_make_nobody_look_for_those_of_grpc(
+    ends: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    look = GrpcConnections.look
+
+    async def counted(self: GrpcConnections) -> list[Connection]:
+        looks.append(len(clients))
+        return await look(self)
+
+    monkeypatch.setattr(GrpcConnections, "look", counted)
+    clients: list[socket.socket] = []
+    lifecycle = Lifecycle("test")
+    lifecycle.holds_descriptors(lambda: len(clients))
+    lifecycle.make_current()
+    port = Port(ends, GrpcBounds(strangers_max=20))
+    port.connections.start()
+    clients += [ends.enter_context(socket.socket()) for _ in range(200)]
+    port.connections.tick()
+    await asyncio.sleep(0)
+    assert not looks
+    for _ in range(30):
+        port.dial("127.0.0.2")
+    port.connections.tick()
+    await eventually(lambda: bool(looks), "too many have come to the port itself")
+    await eventually(lambda: port.connections._looking is None, "it has looked")
+    assert len(await port.left()) == 20
+    await port.connections.stop()
+
+
 async def test_who_dials_for_nothing_waits_and_nobody_else_does() -> None:
     bounds = GrpcBounds(strangers_max=20)
     server, where = await serve("127.0.0.1:0", add, allow_insecure_bind=True, bounds=bounds)

@@ -581,3 +581,22 @@ def test_a_role_that_crashes_leaves_no_core_with_its_keys_in_it(tmp_path: Path) 
         )
         assert done.returncode == -signal.SIGABRT, done.stderr
         assert bool(list(folder.iterdir())) == (who == "any process")
+
+
+DESCRIPTORS = """
+from pathlib import Path
+from penstock_runtime.roles import _prepare_process
+_prepare_process()
+lines = Path("/proc/self/status").read_text().splitlines()
+print(*(line.split()[1] for line in lines if line.startswith("FDSize")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="FDSize is Linux'")
+def test_a_thousand_clients_make_no_table_grow() -> None:
+    """A table that grows while there are threads holds up the event loop."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    done = subprocess.run(
+        [sys.executable, "-c", DESCRIPTORS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout) >= min(limit, 10_000)

@@ -97,6 +97,7 @@ class Lifecycle:
         self._at_end: list[Callable[[], Awaitable[None]]] = []
         self._tick: asyncio.TimerHandle | None = None
         self._at_tick: list[Callable[[], None]] = []
+        self._holders: list[Callable[[], int]] = []
         self._next_tick = 0.0
         self._ticked_s = self._ticked_cpu_s = 0.0
         """When the last tick came, and what the loop had worked until then."""
@@ -302,6 +303,17 @@ class Lifecycle:
         rest has a tick every 250 ms."""
         self._at_tick.append(look)
         return lambda: self._at_tick.remove(look)
+
+    # Descriptors
+
+    def holds_descriptors(self, count: Callable[[], int]) -> None:
+        """About so many of the process's open files are somebody's own who bounds them: who looks for others by the
+        number of all need not look because of these."""
+        self._holders.append(count)
+
+    def held_descriptors(self) -> int:
+        """How many are told by `holds_descriptors`."""
+        return sum(count() for count in self._holders)
 
     def _on_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()

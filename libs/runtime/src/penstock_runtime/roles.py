@@ -148,6 +148,25 @@ def _raise_open_files_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    _grow_descriptor_table(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+_DESCRIPTORS_EXPECTED = 16_384
+"""Connections and files of a busy process: 128 KiB of the kernel's memory."""
+
+
+def _grow_descriptor_table(limit: int) -> None:
+    """Have room for them before there are threads.
+
+    The kernel doubles a process's table of descriptors as they come, and once there are threads whoever needed the next
+    one, the event loop as a rule, is held for 10 to 20 ms each time, until no processor looks at the old table any more
+    (`expand_fdtable` of fs/file.c: synchronize_rcu). A thousand clients that came in brought four such stops.
+    """
+    import fcntl  # there is none on Windows, where nobody comes here
+
+    highest = min(limit, _DESCRIPTORS_EXPECTED) - 1
+    with contextlib.suppress(OSError), open(os.devnull, "rb") as blank:
+        os.close(fcntl.fcntl(blank, fcntl.F_DUPFD_CLOEXEC, highest))
 
 
 def _leave_no_core() -> None:

@@ -128,6 +128,11 @@ class Doorway:
         if self._handshakes_timer is not None:
             self._handshakes_timer.cancel()
 
+    @property
+    def entering(self) -> int:
+        """Clients that are about to come in."""
+        return len(self._entering)
+
     def left(self, connection: Connection) -> None:
         """A connection that was let in is gone."""
         self._admission.removed(connection.source)
