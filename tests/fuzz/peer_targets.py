@@ -24,6 +24,9 @@ from penstock_proto.fast import fetch_range, forward, replicate
 from penstock_proto.fast.pieces import Assembly
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import common_pb2, data_pb2, metadata_pb2, storage_pb2
+from penstock_runtime.http2 import frames as http2
+from penstock_runtime.http2.connection import Connection, Headers, Stream
+from penstock_runtime.http2.inbound import Buffer
 from penstock_runtime.security.role_tls import RoleContexts, RoleTls, load_contexts
 from penstock_storage_node.replication.sender import DataFrame
 from support.certificates import ClusterCa
@@ -312,6 +315,98 @@ def _proxy_seeds() -> Iterator[bytes]:
 
 REFUSED: Final = (MalformedMessage,)
 
+# -- HTTP/2 --------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """What a server would be told."""
+
+    def __init__(self) -> None:
+        self.bytes_out = 0
+        self.connection = Connection(self, self._out, is_client=False, message_bytes_most=1 << 20)
+        self.connection.begin()
+
+    def _out(self, buffers: list[Buffer]) -> None:
+        self.bytes_out += sum(map(len, buffers))
+
+    def opened(self, stream: Stream, headers: Headers) -> None:
+        self.connection.head(stream, [(":status", "200")])
+
+    def answered(self, stream: Stream, headers: Headers) -> None:
+        expect(False, "a server is answered nothing")
+
+    def woken(self, stream: Stream) -> None:
+        while (message := stream.take()) is not None:
+            if not stream.is_over and not stream.self_ended:
+                self.connection.send(stream, message)
+        if stream.remote_ended and not stream.unsent:
+            self.connection.head(stream, [("grpc-status", "0")], ends=True)
+
+    def sent(self, stream: Stream) -> None:
+        self.woken(stream)
+
+    def going_away(self) -> None:
+        pass
+
+
+def _http2(data: bytes) -> None:
+    """Cut in two at a place that the input says: what comes of it must not depend on that."""
+    whole, cut = _Calls(), _Calls()
+    at = data[0] if data else 0
+    broken = [_pass(whole.connection, [data]), _pass(cut.connection, [data[:at], data[at:]])]
+    expect(broken[0] == broken[1], "the same whole and in two")
+    expect(whole.bytes_out == cut.bytes_out, "as many bytes answered whole and in two")
+    expect(len(whole.connection.streams) <= whole.connection.streams_max, "no more streams than may be")
+    if broken[0]:
+        raise http2.BrokenPeer(broken[0], "")
+
+
+def _pass(connection: Connection, parts: list[bytes]) -> int:
+    try:
+        for part in parts:
+            connection.received(memoryview(part))
+    except http2.BrokenPeer as error:
+        return error.code
+    return 0
+
+
+def _http2_seeds() -> Iterator[bytes]:
+    said: list[bytes] = []
+
+    class Client(_Calls):
+        def __init__(self) -> None:
+            self.connection = Connection(
+                self,
+                lambda buffers: said.extend(bytes(b) for b in buffers),
+                is_client=True,
+                message_bytes_most=1 << 20,
+            )
+            self.connection.begin()
+
+        def woken(self, stream: Stream) -> None:
+            pass
+
+    client = Client().connection
+    yield b"".join(said)
+    path = [
+        (":method", "POST"),
+        (":path", "/penstock.v1.Storage/Forward"),
+        ("content-type", "application/grpc"),
+    ]
+    one = client.open(path)
+    client.send(one, b"message")
+    client.end(one)
+    yield b"".join(said)
+    two = client.open([*path, ("grpc-timeout", "1S")])
+    client.send(two, b"x" * 300)
+    client.ping()
+    client.reset(two, http2.CANCEL)
+    yield b"".join(said)
+    client.say(http2.frame(http2.DATA, http2.PADDED | http2.END_STREAM, 5, b"\x02ab\0\0"))
+    client.say(http2.window_update(0, 100) + http2.settings({4: 1000}) + http2.goaway(0, 0))
+    yield b"".join(said)
+
+
 TARGETS: Final = [
     Target("gateway.forward_response", _forward_response, REFUSED, _forward_response_seeds, share=40),
     Target("node.forward_request", _forward_request, REFUSED, _forward_request_seeds, share=40),
@@ -326,6 +421,14 @@ TARGETS: Final = [
         share=20,
         input_bytes_max=512,
         words=(b"spiffe://", b"controller", b"/*", b"%2f", b".."),
+    ),
+    Target(
+        "http2.server",
+        _http2,
+        (http2.BrokenPeer,),
+        _http2_seeds,
+        share=40,
+        words=(http2.PREFACE, b"application/grpc", b":path", b"grpc-timeout"),
     ),
     Target("controller.message", _quorum_message, (messages.BadMessage,), _quorum_seeds, share=40),
     Target(

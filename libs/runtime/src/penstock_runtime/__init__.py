@@ -13,6 +13,7 @@
 `grpc_doorstep`      the listening sockets of a gRPC port: who has come, and who may not for now
 `grpc_tools`         gRPC as Penstock uses it: servers, channels, probes
 `http`               a small HTTP server: health, readiness, metrics, and what a role adds
+`http2`              gRPC's wire form over HTTP/2 on the event loop itself
 `http_door`          what an HTTP connection may take before and between its requests
 `kafka_names`        what Kafka's broker configurations are called here, for those who bring a
                      server.properties along

@@ -1,0 +1,10 @@
+"""gRPC's wire form over HTTP/2 on the event loop itself: no thread, and few copies.
+
+`client`      a channel, as `grpc.aio.Channel`
+`connection`  one connection of either side, without a transport
+`frames`      HTTP/2 frames
+`inbound`     messages out of the bytes of a stream
+`server`      a server, as `grpc.aio.server`, for the same handlers and interceptors
+`status`      how a call ends, and until when it may take, as headers have it
+`wire`        a connection's bytes over a transport of the event loop
+"""

@@ -1,0 +1,356 @@
+"""A gRPC server on this package's connections, with as much of the face of `grpc.aio.server` as handlers see.
+
+Handlers, interceptors and contexts are those of grpc.aio: what serves there serves here. A call is one task, and its
+messages go without another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import grpc
+import grpc.aio
+
+from penstock_runtime.http2 import frames
+from penstock_runtime.http2.connection import Connection, Headers, Stream
+from penstock_runtime.http2.inbound import Buffer
+from penstock_runtime.http2.status import CONTENT_TYPE, timeout_s, trailers
+from penstock_runtime.http2.wire import Wire
+from penstock_runtime.logs import error_fields, get_log
+
+Handler = Any
+WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""What may be under way of a call whose handler reads."""
+_HEAD: Final = ((":status", "200"), ("content-type", CONTENT_TYPE))
+
+
+class CallDetails(NamedTuple):
+    """What interceptors are told (grpc.HandlerCallDetails)."""
+
+    method: str
+    invocation_metadata: tuple[tuple[str, str], ...]
+
+
+class Call:
+    """One call, as its handler sees it (grpc.aio.ServicerContext)."""
+
+    def __init__(self, server: Server, peer: Peer, stream: Stream, headers: Headers) -> None:
+        self._server = server
+        self._peer = peer
+        self._stream = stream
+        self._metadata = tuple(item for item in headers if not item[0].startswith(":"))
+        self._waiting: asyncio.Future[None] | None = None
+        self._gone: asyncio.Future[None] | None = None
+        self._has_head = False
+        self._is_wide = False
+        self._trailing: tuple[tuple[str, str], ...] = ()
+        self._code: grpc.StatusCode | None = None
+        self._details = ""
+        self._until_s: float | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self.serializer: Callable[[Any], bytes] | None = None
+        self.deserializer: Callable[[bytes], Any] | None = None
+        self.task: asyncio.Task[None]
+
+    # Shell
+
+    def begin(self, headers: Mapping[str, str]) -> None:
+        """Serve it."""
+        loop = self._server.loop
+        if (text := headers.get("grpc-timeout")) is not None and (allowed_s := timeout_s(text)) is not None:
+            self._until_s = loop.time() + allowed_s
+            self._deadline = loop.call_later(allowed_s, self._too_late)
+        self.task = loop.create_task(self._server.serve_call(self, headers.get(":path", "")))
+
+    def woken(self) -> None:
+        """Something has come, or the stream is over."""
+        waiting = self._waiting
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+        if self._stream.is_over and self._stream.error is not None:
+            if self._gone is not None and not self._gone.done():
+                self._gone.set_result(None)
+            self.task.cancel()
+
+    def room(self) -> None:
+        """All that was written has gone."""
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    def _too_late(self) -> None:
+        self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.task.cancel()
+
+    def finish(self, code: grpc.StatusCode, details: str) -> None:
+        """Say how the call has ended, once."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._stream.self_ended or self._stream.is_over:
+            return
+        connection = self._stream.connection
+        end = [*trailers(code, details), *self._trailing]
+        connection.head(self._stream, end if self._has_head else [*_HEAD, *end], ends=True)
+        if not self._stream.is_over:
+            # Whoever still sends is told to stop.
+            connection.reset(self._stream, frames.NO_ERROR)
+
+    # Handlers
+
+    async def read(self) -> Any:
+        """The next message, or grpc.aio.EOF."""
+        stream = self._stream
+        if not self._is_wide:
+            self._is_wide = True
+            stream.widen(WINDOW_BYTES)
+        while (message := stream.take()) is None:
+            if stream.remote_ended or stream.is_over:
+                return grpc.aio.EOF  # type: ignore[attr-defined]
+            self._waiting = self._server.loop.create_future()
+            await self._waiting
+        if self.deserializer is None:
+            return message
+        return self.deserializer(message if isinstance(message, bytes) else bytes(message))
+
+    async def write(self, message: Any) -> None:
+        """Send a message; returns when it is on its way."""
+        stream = self._stream
+        if stream.is_over or stream.self_ended:
+            raise grpc.aio.UsageError("RPC already finished.")
+        if not self._has_head:
+            await self.send_initial_metadata(())
+        data: Buffer = message if self.serializer is None else self.serializer(message)
+        if not stream.connection.send(stream, data):
+            self._gone = self._server.loop.create_future()
+            await self._gone
+            if stream.is_over:
+                raise grpc.aio.UsageError("RPC already finished.")
+        room = self._peer.wire.room
+        if room is not None:
+            await asyncio.shield(room)
+
+    async def send_initial_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """Send the head of the answer, if it is not sent yet."""
+        if not self._has_head:
+            self._has_head = True
+            self._stream.connection.head(self._stream, [*_HEAD, *metadata])
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", trailing_metadata: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """End the call."""
+        self._code, self._details = code, details
+        self._trailing = (*self._trailing, *trailing_metadata)
+        self.finish(code, details)
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        """What goes with the end."""
+        self._trailing = tuple(metadata)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What the caller said beside its messages."""
+        return self._metadata
+
+    def peer(self) -> str:
+        """Where the call comes from, as gRPC writes it."""
+        return self._peer.name
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        """What the caller's certificate says."""
+        return self._peer.properties
+
+    def code(self) -> grpc.StatusCode | None:
+        """How it was aborted."""
+        return self._code
+
+    def details(self) -> str:
+        """With what words."""
+        return self._details
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """How it will end."""
+        self._code = code
+
+    def set_details(self, details: str) -> None:
+        """With what words."""
+        self._details = details
+
+    def time_remaining(self) -> float | None:
+        """Seconds; None without a deadline."""
+        return None if self._until_s is None else max(self._until_s - self._server.loop.time(), 0.0)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            yield message
+
+
+class Peer:
+    """One connection of the server."""
+
+    def __init__(self, server: Server, wire: Wire, transport: asyncio.Transport) -> None:
+        self.server = server
+        self.wire = wire
+        self.name = _name_of(transport.get_extra_info("peername"))
+        self.properties: dict[str, Sequence[bytes]] = {}
+        self.connection = Connection(
+            self,
+            wire.out,
+            is_client=False,
+            streams_max=server.streams_max,
+            message_bytes_most=server.message_bytes_most,
+        )
+        self.calls: dict[Stream, Call] = {}
+
+    def opened(self, stream: Stream, headers: Headers) -> None:
+        """See `Events`."""
+        named = dict(headers)
+        kind = named.get("content-type", "")
+        if named.get(":method") != "POST" or kind.partition(";")[0].partition("+")[0] != CONTENT_TYPE:
+            self.connection.head(stream, [(":status", "415")], ends=True)
+            self.connection.reset(stream, frames.NO_ERROR)
+            return
+        call = stream.owner = Call(self.server, self, stream, headers)
+        self.calls[stream] = call
+        call.begin(named)
+        call.task.add_done_callback(lambda _: self.calls.pop(stream, None))
+
+    def answered(self, stream: Stream, headers: Headers) -> None:
+        """See `Events`."""
+
+    def woken(self, stream: Stream) -> None:
+        """See `Events`."""
+        if isinstance(stream.owner, Call):
+            stream.owner.woken()
+
+    def sent(self, stream: Stream) -> None:
+        """See `Events`."""
+        if isinstance(stream.owner, Call):
+            stream.owner.room()
+
+    def going_away(self) -> None:
+        """See `Events`."""
+
+
+class Server:
+    """Answers calls on the connections that `accept` makes protocols for."""
+
+    def __init__(
+        self, *, interceptors: Sequence[Any] = (), streams_max: int = 100, message_bytes_most: int
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.streams_max = streams_max
+        self.message_bytes_most = message_bytes_most
+        self._interceptors = tuple(interceptors)
+        self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
+        self.peers: dict[Wire, Peer] = {}
+        self._empty = asyncio.Event()
+        self._is_stopping = False
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
+        """Answer by these too."""
+        self._generic.extend(handlers)
+
+    def protocol(self) -> Wire:
+        """For a connection that was accepted."""
+        return Wire(self._begun, self._over)
+
+    def _begun(self, wire: Wire, transport: asyncio.Transport) -> Connection:
+        peer = self.peers[wire] = Peer(self, wire, transport)
+        return peer.connection
+
+    def _over(self, wire: Wire, reason: str) -> None:
+        self.peers.pop(wire, None)
+        if not self.peers:
+            self._empty.set()
+
+    async def stop(self, grace_s: float | None) -> None:
+        """Take no new calls; those at hand have `grace_s` to end (None: none)."""
+        self._is_stopping = True
+        for peer in list(self.peers.values()):
+            peer.connection.go_away()
+        tasks = [call.task for peer in self.peers.values() for call in peer.calls.values()]
+        if tasks and grace_s:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for wire in list(self.peers):
+            wire.close("the server stops")
+        if self.peers:
+            self._empty.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._empty.wait()
+            for wire in list(self.peers):
+                wire.abort("the server stops")
+
+    # -- a call -------------------------------------------------------------------
+
+    async def _find(self, details: CallDetails) -> Handler:
+        for generic in self._generic:
+            handler = generic.service(details)  # type: ignore[arg-type]
+            if handler is not None:
+                return handler
+        return None
+
+    async def _handler(self, details: CallDetails) -> Handler:
+        find: Callable[[CallDetails], Awaitable[Handler]] = self._find
+        for interceptor in reversed(self._interceptors):
+            find = partial(interceptor.intercept_service, find)
+        return await find(details)
+
+    async def serve_call(self, call: Call, path: str) -> None:
+        """All of one call; the status is said here."""
+        try:
+            handler = await self._handler(CallDetails(path, call.invocation_metadata()))
+            if handler is None:
+                call.finish(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+                return
+            await _run(handler, call)
+            call.finish(call.code() or grpc.StatusCode.OK, call.details())
+        except grpc.aio.AbortError:
+            pass
+        except asyncio.CancelledError:
+            call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
+        except Exception as error:
+            get_log().error("call failed", method=path, peer=call.peer(), **error_fields(error))
+            call.finish(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+
+
+async def _run(handler: Handler, call: Call) -> None:
+    call.deserializer, call.serializer = handler.request_deserializer, handler.response_serializer
+    if handler.request_streaming:
+        behaviour = handler.stream_stream or handler.stream_unary
+        request: Any = call
+    else:
+        behaviour = handler.unary_stream or handler.unary_unary
+        request = await call.read()
+        if request is grpc.aio.EOF:  # type: ignore[attr-defined]
+            await call.abort(grpc.StatusCode.INTERNAL, "a call without a message")
+    if inspect.isasyncgenfunction(behaviour):
+        responses = behaviour(request, call)
+        try:
+            async for response in responses:
+                await call.write(response)
+        finally:
+            await responses.aclose()
+        return
+    answer = await behaviour(request, call)
+    if not handler.response_streaming:
+        await call.write(answer)
+
+
+def _name_of(address: Any) -> str:
+    if not isinstance(address, tuple):
+        return "unix:"
+    host, port = str(address[0]), address[1]
+    return f"ipv6:%5B{host.replace('%', '%25')}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,0 +1,100 @@
+"""A connection's bytes over a transport of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from penstock_runtime.http2.connection import Connection
+from penstock_runtime.http2.frames import BrokenPeer
+from penstock_runtime.http2.inbound import Buffer
+
+_SCRATCH: Final = memoryview(bytearray(256 * 1024))
+"""Where every connection's reads go but those of long messages: the loop reads and hands over in one step."""
+WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
+"""More than that in the transport, and writers wait."""
+
+
+class Wire(asyncio.BufferedProtocol):
+    """Carries one connection."""
+
+    def __init__(
+        self, begun: Callable[[Wire, asyncio.Transport], Connection], over: Callable[[Wire, str], None]
+    ) -> None:
+        """`begun` makes the connection once the transport is there; `over` is told why it is gone."""
+        self._begun = begun
+        self._over = over
+        self._transport: asyncio.Transport
+        self._reason = ""
+        self._is_direct = False
+        self._room: asyncio.Future[None] | None = None
+        self.connection: Connection
+        self.received_bytes = 0
+
+    # Event loop
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = self._begun(self, transport)
+        self.connection.begin()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        room = self.connection.room()
+        self._is_direct = room is not None
+        return _SCRATCH if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received_bytes += nbytes
+        try:
+            if self._is_direct:
+                self.connection.filled(nbytes)
+            else:
+                self.connection.received(_SCRATCH[:nbytes])
+        except BrokenPeer as broken:
+            self.connection.go_away(broken.code, broken.reason)
+            self.close(broken.reason)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._room = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        room, self._room = self._room, None
+        if room is not None and not room.done():
+            room.set_result(None)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.resume_writing()
+        reason = self._reason or (str(exc) if exc is not None else "the other side has closed the connection")
+        self.connection.lost(reason)
+        self._over(self, reason)
+
+    # Owner
+
+    @property
+    def room(self) -> asyncio.Future[None] | None:
+        """Done when more may be written; None: now."""
+        return self._room
+
+    def out(self, buffers: list[Buffer]) -> None:
+        """Send; what is sent after the end is dropped."""
+        if not self._transport.is_closing():
+            self._transport.writelines(buffers)
+
+    def close(self, reason: str) -> None:
+        """End the connection once what was said is sent."""
+        self._reason = self._reason or reason
+        self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """End it at once."""
+        self._reason = self._reason or reason
+        self._transport.abort()
