@@ -164,7 +164,8 @@ def _grow_descriptor_table(limit: int) -> None:
     """
     import fcntl  # there is none on Windows, where nobody comes here
 
-    highest = min(limit, _DESCRIPTORS_EXPECTED) - 1
+    # Below 0: no limit.
+    highest = (_DESCRIPTORS_EXPECTED if limit < 0 else min(limit, _DESCRIPTORS_EXPECTED)) - 1
     with contextlib.suppress(OSError), open(os.devnull, "rb") as blank:
         os.close(fcntl.fcntl(blank, fcntl.F_DUPFD_CLOEXEC, highest))
 

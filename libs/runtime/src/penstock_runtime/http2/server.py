@@ -26,6 +26,7 @@ from penstock_runtime.logs import error_fields, get_log
 Handler = Any
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 """What may be under way of a call whose handler reads."""
+_FIRST_MESSAGE_S: Final = 1.0
 _HEAD: Final = ((":status", "200"), ("content-type", CONTENT_TYPE))
 
 
@@ -45,7 +46,7 @@ class Call:
         self._stream = stream
         self._metadata = tuple(item for item in headers if not item[0].startswith(":"))
         self._waiting: asyncio.Future[None] | None = None
-        self._gone: asyncio.Future[None] | None = None
+        self._sent: asyncio.Future[None] | None = None
         self._has_head = False
         self._is_wide = False
         self._trailing: tuple[tuple[str, str], ...] = ()
@@ -73,14 +74,14 @@ class Call:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
         if self._stream.is_over and self._stream.error is not None:
-            if self._gone is not None and not self._gone.done():
-                self._gone.set_result(None)
+            if self._sent is not None and not self._sent.done():
+                self._sent.set_result(None)
             self.task.cancel()
 
     def room(self) -> None:
         """All that was written has gone."""
-        if self._gone is not None and not self._gone.done():
-            self._gone.set_result(None)
+        if self._sent is not None and not self._sent.done():
+            self._sent.set_result(None)
 
     def _too_late(self) -> None:
         self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
@@ -125,8 +126,8 @@ class Call:
             await self.send_initial_metadata(())
         data: Buffer = message if self.serializer is None else self.serializer(message)
         if not stream.connection.send(stream, data):
-            self._gone = self._server.loop.create_future()
-            await self._gone
+            self._sent = self._server.loop.create_future()
+            await self._sent
             if stream.is_over:
                 raise grpc.aio.UsageError("RPC already finished.")
         room = self._peer.wire.room
@@ -252,7 +253,6 @@ class Server:
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self.peers: dict[Wire, Peer] = {}
         self._empty = asyncio.Event()
-        self._is_stopping = False
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
         """Answer by these too."""
@@ -273,7 +273,6 @@ class Server:
 
     async def stop(self, grace_s: float | None) -> None:
         """Take no new calls; those at hand have `grace_s` to end (None: none)."""
-        self._is_stopping = True
         for peer in list(self.peers.values()):
             peer.connection.go_away()
         tasks = [call.task for peer in self.peers.values() for call in peer.calls.values()]
@@ -313,6 +312,11 @@ class Server:
         try:
             handler = await self._handler(CallDetails(path, call.invocation_metadata()))
             if handler is None:
+                # A grpcio client whose first write meets the end of its call says "Internal error from Core", and not
+                # with what status the call ended.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_FIRST_MESSAGE_S):
+                        await call.read()
                 call.finish(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
                 return
             await _run(handler, call)
