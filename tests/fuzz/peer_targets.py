@@ -26,7 +26,7 @@ from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import common_pb2, data_pb2, metadata_pb2, storage_pb2
 from penstock_runtime.http2 import frames as http2
 from penstock_runtime.http2.connection import Connection, Headers, Stream
-from penstock_runtime.http2.inbound import Buffer
+from penstock_runtime.http2.inbound import BadMessage, Buffer
 from penstock_runtime.security.role_tls import RoleContexts, RoleTls, load_contexts
 from penstock_storage_node.replication.sender import DataFrame
 from support.certificates import ClusterCa
@@ -318,6 +318,30 @@ REFUSED: Final = (MalformedMessage,)
 # -- HTTP/2 --------------------------------------------------------------------------------------
 
 
+class _Owner:
+    """Whoever serves a call: echoes it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def answered(self, headers: Headers) -> None:
+        expect(False, "a server is answered nothing")
+
+    def woken(self) -> None:
+        stream = self._stream
+        while (message := stream.take()) is not None:
+            if not stream.is_over and not stream.self_ended:
+                stream.connection.send(stream, message)
+        if stream.remote_ended and not stream.unsent:
+            stream.connection.head(stream, [("grpc-status", "0")], ends=True)
+
+    def room(self) -> None:
+        self.woken()
+
+    def broken(self, error: BadMessage) -> None:
+        self._stream.connection.reset(self._stream, http2.CANCEL, str(error))
+
+
 class _Calls:
     """What a server would be told."""
 
@@ -330,20 +354,8 @@ class _Calls:
         self.bytes_out += sum(map(len, buffers))
 
     def opened(self, stream: Stream, headers: Headers) -> None:
+        stream.owner = _Owner(stream)
         self.connection.head(stream, [(":status", "200")])
-
-    def answered(self, stream: Stream, headers: Headers) -> None:
-        expect(False, "a server is answered nothing")
-
-    def woken(self, stream: Stream) -> None:
-        while (message := stream.take()) is not None:
-            if not stream.is_over and not stream.self_ended:
-                self.connection.send(stream, message)
-        if stream.remote_ended and not stream.unsent:
-            self.connection.head(stream, [("grpc-status", "0")], ends=True)
-
-    def sent(self, stream: Stream) -> None:
-        self.woken(stream)
 
     def going_away(self) -> None:
         pass
@@ -382,9 +394,6 @@ def _http2_seeds() -> Iterator[bytes]:
                 message_bytes_most=1 << 20,
             )
             self.connection.begin()
-
-        def woken(self, stream: Stream) -> None:
-            pass
 
     client = Client().connection
     yield b"".join(said)

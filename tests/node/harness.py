@@ -37,7 +37,8 @@ from penstock_kafka.wire.produce import (
     encode_produce_request,
 )
 from penstock_proto.v1 import metadata_pb2 as pb
-from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.grpc_server import serve
+from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.ports import REAL_CLOCKS
 from penstock_runtime.settings import load_settings

@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from penstock_runtime.security.grpc_tls import TARGET_NAME_OPTION
-
 PLAINTEXT: Final = "plaintext"
 NO_CERTIFICATE: Final = "no certificate"
 CLIENTS: Final = "a client's"
@@ -45,7 +43,7 @@ class RolePorts:
             return grpc.insecure_channel(address)
         chain = (self.key.read_bytes(), self.cert.read_bytes()) if way == CLIENTS else (None, None)
         credentials = grpc.ssl_channel_credentials(self.ca.read_bytes(), *chain)
-        options = [(TARGET_NAME_OPTION, f"{role}.{self.domain}")]
+        options = [("grpc.ssl_target_name_override", f"{role}.{self.domain}")]
         return grpc.secure_channel(address, credentials, options=options)
 
     @contextlib.contextmanager

@@ -17,7 +17,6 @@ import pytest
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock_proto.v1 import controller_pb2 as api
 from penstock_proto.v1 import storage_pb2
-from penstock_runtime.security.grpc_tls import TARGET_NAME_OPTION
 from penstock_runtime.security.methods import ADMIN, METHOD_ROLES
 from support.certificates import DOMAIN, ClusterCa, as_flag
 from support.cluster import running_cluster
@@ -67,7 +66,8 @@ class Callers:
         if kind == "plaintext":
             return grpc.insecure_channel(address)
         credentials = grpc.ssl_channel_credentials(self._ca.pem, *self._chain(kind))
-        return grpc.secure_channel(address, credentials, options=[(TARGET_NAME_OPTION, f"{server}.{DOMAIN}")])
+        options = [("grpc.ssl_target_name_override", f"{server}.{DOMAIN}")]
+        return grpc.secure_channel(address, credentials, options=options)
 
     def _chain(self, kind: str) -> tuple[bytes, bytes] | tuple[None, None]:
         into = self._directory / kind.replace(" ", "-")

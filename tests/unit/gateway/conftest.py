@@ -36,7 +36,8 @@ from penstock_proto.v1 import (
     storage_pb2_grpc,
 )
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.grpc_server import serve
+from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.lifecycle import Lifecycle, monotonic_ms
 from penstock_runtime.metadata_client import MetadataClient
 

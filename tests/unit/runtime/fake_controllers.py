@@ -16,7 +16,7 @@ from penstock_core.metadata.image import Endpoint, MetadataImage
 from penstock_proto.v1 import controller_pb2 as pb
 from penstock_proto.v1 import controller_pb2_grpc, metadata_pb2
 from penstock_runtime.controller_client import ACTIVE_CONTROLLER_KEY
-from penstock_runtime.grpc_tools import serve
+from penstock_runtime.grpc_server import GrpcServer, serve
 
 Records = list[metadata_pb2.MetadataRecord]
 
@@ -67,7 +67,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.watch_from: list[int] = []
         self.next_producer_id = 1000
         self.endpoint = Endpoint("", "", 0)
-        self.server: grpc.aio.Server | None = None
+        self.server: GrpcServer | None = None
 
     async def start(self, bind: str = "127.0.0.1:0") -> None:
         self.server, self.endpoint = await serve(

@@ -15,7 +15,8 @@ from penstock_core.addresses import is_loopback
 from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_proto.v1 import data_pb2, storage_pb2, storage_pb2_grpc
 from penstock_runtime.addresses import StartupError, advertised_endpoint
-from penstock_runtime.grpc_tools import ChannelPool, Probe, fail, probe, serve
+from penstock_runtime.grpc_server import serve
+from penstock_runtime.grpc_tools import ChannelPool, Probe, fail, probe
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle
 

@@ -26,7 +26,8 @@ from penstock_core.errors import InvariantBroken
 from penstock_core.limits import FEATURE_LEVEL
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import StartupError
-from penstock_runtime.grpc_tools import ChannelPool, Probe, probe, serve
+from penstock_runtime.grpc_server import serve
+from penstock_runtime.grpc_tools import ChannelPool, Probe, probe
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import EXIT_START_AGAIN, Lifecycle
 from penstock_runtime.roles import Role, find_role, run_roles
@@ -41,7 +42,7 @@ TIMEOUT_S = 100
 PROGRAM = textwrap.dedent(
     '''
     import asyncio, logging, sys
-    from penstock_runtime import grpc_tools
+    from penstock_runtime.grpc_server import serve
     from penstock_runtime.http import HttpServer
     from penstock_runtime.roles import Role, run_role_main
     from penstock_runtime.settings import RoleSettings
@@ -53,7 +54,7 @@ PROGRAM = textwrap.dedent(
     async def run(settings, life):
         http = HttpServer(settings.http_bind, life)
         endpoint = await http.start()
-        server, grpc_endpoint = await grpc_tools.serve(
+        server, grpc_endpoint = await serve(
             settings.grpc_bind, lambda s: None, allow_insecure_bind=life.allow_insecure_bind
         )
         does = settings.does

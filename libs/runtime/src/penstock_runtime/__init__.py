@@ -9,9 +9,11 @@
 `failpoints`         arming failpoints from the environment
 `grpc_bounds`        what a gRPC port lets others take of it
 `grpc_calls`         how many calls are open at a gRPC port, and who has called
-`grpc_connections`   ends connections of a gRPC port beyond its bounds
-`grpc_doorstep`      the listening sockets of a gRPC port: who has come, and who may not for now
-`grpc_tools`         gRPC as Penstock uses it: servers, channels, probes
+`grpc_places`        who has a place at a gRPC port, and who goes when there are too many
+`grpc_port`          the way in to a gRPC server: accept, bounds, TLS, then the connection
+`grpc_server`        gRPC servers of the roles
+`grpc_tools`         channels to other roles, and whether they are there
+`handshakes`         whose TLS handshake begins next, and how fast they follow one another
 `http`               a small HTTP server: health, readiness, metrics, and what a role adds
 `http2`              gRPC's wire form over HTTP/2 on the event loop itself
 `http_door`          what an HTTP connection may take before and between its requests
@@ -33,7 +35,6 @@
 `self_description`   what a process tells of itself: settings, log, stacks, directory, metrics
 `security`           certificates of our own processes, and new ones in the place of old
 `settings`           settings of a role: flags over environment over TOML file over defaults
-`spare_descriptor`   a descriptor of one's own that is there when no other is left
 `syn_filter`         lets the kernel leave first packets of some addresses unanswered
 `turns`              long work in short turns of the event loop
 `version`            the version of this build, from the installed package's own metadata

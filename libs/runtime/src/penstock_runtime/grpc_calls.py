@@ -1,6 +1,6 @@
 """How many calls are open at a gRPC port, and who has called by which connection.
 
-gRPC itself bounds the calls of a connection, and not those of an address or of all. Calls of our own roles, by
+HTTP/2 bounds the calls of a connection, and not those of an address or of all. Calls of our own roles, by
 certificate, are not counted: what they may have open is bounded where it is served.
 """
 
@@ -27,7 +27,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PeerKey(NamedTuple):
-    """The other end of a connection, as the kernel and gRPC both have it."""
+    """The other end of a connection, as the kernel and calls both have it."""
 
     host: str
     port: int
@@ -84,13 +84,9 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self.open = 0
         self.calls = 0
 
-    def forget(self, here: set[PeerKey], before_call: int) -> None:
-        """Let go whose connection is not there any more, unless he has called since."""
-        self.peers = {
-            key: peer
-            for key, peer in self.peers.items()
-            if key in here or peer.open_calls or peer.last_call >= before_call
-        }
+    def forget(self, key: PeerKey) -> None:
+        """A connection is gone."""
+        self.peers.pop(key, None)
 
     async def intercept_service(
         self,

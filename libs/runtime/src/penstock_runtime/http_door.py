@@ -19,15 +19,13 @@ from typing import Any, Final, Protocol, cast
 
 from penstock_core.security.login_limits import network
 from penstock_runtime import syn_filter
-from penstock_runtime.kept_out import TOO_MANY, KeptOut
+from penstock_runtime.kept_out import KeptOut
 
 CONNECTIONS_MAX: Final = 64
 REQUEST_TIMEOUT_S: Final = 10.0
 """From the connection, or from the first byte of a later request, to the end of the header."""
 HEADER_BYTES_MAX: Final = 8 * 1024
 
-_TOGETHER_S: Final = 0.5
-"""Connections that are for nothing count together for so long."""
 _NO_DESCRIPTORS_PAUSE_S: Final = 0.1
 
 _END: Final = b"\r\n\r\n"
@@ -58,9 +56,6 @@ class HttpDoor:
         self.make = make
         self._kept_out = KeptOut(port, self._filter)
         self._listening = listening
-        self._for_nothing: Counter[str] = Counter()
-        """By address, connections that were refused, or made room and had asked for nothing, since `_since_s`."""
-        self._since_s = 0.0
         self.places: dict[Place, None] = {}
         """The oldest first."""
 
@@ -71,7 +66,7 @@ class HttpDoor:
     def takes(self, place: Place) -> bool:
         """Count one more, where there is room for it or can be made."""
         if len(self.places) >= CONNECTIONS_MAX and not self._make_room(place.host):
-            self._was_for_nothing(place.host)
+            self._kept_out.was_for_nothing(place.host)
             return False
         self.places[place] = None
         return True
@@ -87,17 +82,8 @@ class HttpDoor:
         del self.places[gone]
         gone.end()
         if not gone.asked_s:
-            self._was_for_nothing(whose)
+            self._kept_out.was_for_nothing(whose)
         return True
-
-    def _was_for_nothing(self, host: str) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if now_s > self._since_s + _TOGETHER_S:
-            self._for_nothing.clear()
-            self._since_s = now_s
-        self._for_nothing[host] += 1
-        if self._for_nothing[host] == TOO_MANY:
-            self._kept_out.send_away({host: TOO_MANY})
 
     def _filter(self, nobody_of: list[str], some_of: list[str]) -> None:
         for each in self._listening:

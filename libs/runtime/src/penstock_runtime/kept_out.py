@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -12,6 +13,8 @@ from penstock_runtime.waiting_addresses import WaitingAddresses
 
 TOO_MANY: Final = 3
 """Connections of an address that were for nothing, together: with fewer it may be somebody who was there by chance."""
+_TOGETHER_S: Final = 0.5
+"""They count together for so long."""
 
 
 class KeptOut:
@@ -25,6 +28,19 @@ class KeptOut:
         self._waiting = WaitingAddresses(syn_filter.ADDRESSES_MAX)
         self._filtered = False
         self._timer: asyncio.TimerHandle | None = None
+        self._for_nothing: Counter[str] = Counter()
+        """By address, since `_since_s`."""
+        self._since_s = 0.0
+
+    def was_for_nothing(self, address: str) -> None:
+        """A connection of that address was. With too many of them it waits before it comes again."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s > self._since_s + _TOGETHER_S:
+            self._for_nothing.clear()
+            self._since_s = now_s
+        self._for_nothing[address] += 1
+        if self._for_nothing[address] == TOO_MANY:
+            self.send_away({address: TOO_MANY})
 
     def send_away(self, for_nothing: Mapping[str, int]) -> None:
         """`for_nothing`: by address, how many connections. Who had too many of them waits before he comes again."""

@@ -96,8 +96,6 @@ class Lifecycle:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._at_end: list[Callable[[], Awaitable[None]]] = []
         self._tick: asyncio.TimerHandle | None = None
-        self._at_tick: list[Callable[[], None]] = []
-        self._holders: list[Callable[[], int]] = []
         self._next_tick = 0.0
         self._ticked_s = self._ticked_cpu_s = 0.0
         """When the last tick came, and what the loop had worked until then."""
@@ -298,23 +296,6 @@ class Lifecycle:
             self._tick.cancel()
             self._tick = None
 
-    def at_tick(self, look: Callable[[], None]) -> Callable[[], None]:
-        """Call `look` at every tick until what is returned is called: no timer of its own wakes for it. A loop at
-        rest has a tick every 250 ms."""
-        self._at_tick.append(look)
-        return lambda: self._at_tick.remove(look)
-
-    # Descriptors
-
-    def holds_descriptors(self, count: Callable[[], int]) -> None:
-        """About so many of the process's open files are somebody's own who bounds them: who looks for others by the
-        number of all need not look because of these."""
-        self._holders.append(count)
-
-    def held_descriptors(self) -> int:
-        """How many are told by `holds_descriptors`."""
-        return sum(count() for count in self._holders)
-
     def _on_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         self.loop_ticks += 1
@@ -325,9 +306,6 @@ class Lifecycle:
         self.is_at_rest = self._had_rest(now, late_s)
         self._next_tick = now + (REST_TICK_MS if self.is_at_rest else LOOP_TICK_MS) / 1000
         self._tick = loop.call_at(self._next_tick, self._on_tick, loop)
-        # Whatever one of them raises, the next tick comes: without it the loop counts as stuck.
-        for look in tuple(self._at_tick):
-            look()
 
     def _had_rest(self, now: float, late_s: float) -> bool:
         cpu_s = self._loop_metrics.cpu_s()

@@ -13,11 +13,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import grpc.aio
-
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.grpc_server import GrpcServer, serve
+from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import monotonic_ms
 
@@ -47,8 +46,8 @@ class RolePorts:
     """What every role takes."""
 
     clocks: Clocks = REAL_CLOCKS
-    serve: Callable[..., Awaitable[tuple[grpc.aio.Server, Endpoint]]] = serve
-    """Starts a gRPC server, as `grpc_tools.serve`."""
+    serve: Callable[..., Awaitable[tuple[GrpcServer, Endpoint]]] = serve
+    """Starts a gRPC server, as `grpc_server.serve`."""
     http: Callable[..., HttpServer] = HttpServer
     channels: Callable[..., ChannelPool] = ChannelPool
     freeze: Callable[[], None] = gc.freeze

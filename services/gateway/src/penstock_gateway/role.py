@@ -20,9 +20,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Final
-
-import grpc.aio
+from typing import Any, Final
 
 from penstock_core.addresses import WILDCARD_HOSTS, parse_address
 from penstock_core.errors import PenstockError
@@ -63,6 +61,7 @@ from penstock_runtime.addresses import (
 )
 from penstock_runtime.audit import audit_of
 from penstock_runtime.controller_client import ControllerClient
+from penstock_runtime.grpc_server import GrpcServer
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.roles import Role
@@ -314,7 +313,7 @@ class Gateway:
             self._relay.hands_over = True
             await asyncio.sleep(_HAND_OVER_MS / 1000)
 
-    async def _serve_grpc(self) -> tuple[grpc.aio.Server, Endpoint]:
+    async def _serve_grpc(self) -> tuple[GrpcServer, Endpoint]:
         settings, clocks = self._settings, self._ports.clocks
         service = GatewayService(
             self._relay,
@@ -333,7 +332,7 @@ class Gateway:
             SelfDescription(self._lifecycle),
         )
 
-        def add_services(server: grpc.aio.Server) -> None:
+        def add_services(server: Any) -> None:
             service.add_to(server)
             admin.add_to(server)
 

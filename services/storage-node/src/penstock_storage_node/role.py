@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import grpc.aio
-
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.ids import NodeId, TopicPartition
@@ -35,6 +33,7 @@ from penstock_frontend.suspected_leaders import SuspectedLeaders
 from penstock_kafka.wire import codec
 from penstock_runtime.addresses import StartupError, advertised_endpoint
 from penstock_runtime.audit import audit_of
+from penstock_runtime.grpc_server import GrpcServer
 from penstock_runtime.http import HttpServer
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.logs import CONSTANT
@@ -67,7 +66,7 @@ from penstock_storage_node.rpc.catch_up_throttle import CatchUpThrottle
 from penstock_storage_node.rpc.fetch_range import FetchRangeService
 from penstock_storage_node.rpc.forward import ForwardService
 from penstock_storage_node.rpc.log_ends import LogEnds, LogEndsService
-from penstock_storage_node.rpc.replicate_follower import REPLICA_CHANNEL_OPTIONS, FollowerStreams
+from penstock_storage_node.rpc.replicate_follower import REPLICA_CHANNEL_LIMITS, FollowerStreams
 from penstock_storage_node.rpc.replicate_leader import LeaderStreams
 from penstock_storage_node.rpc.replication_lanes import LaneLimits
 from penstock_storage_node.rpc.service import add_storage_service
@@ -123,7 +122,7 @@ class StorageNode:
         )
         self._http: HttpServer
         self._listeners: list[KafkaListener] = []
-        self._server: grpc.aio.Server | None = None
+        self._server: GrpcServer | None = None
         self._directory: LogDirectory
         self._manager: ReplicaManager
         self._links: FollowerStreams
@@ -228,7 +227,7 @@ class StorageNode:
     def _open_certificate(self) -> None:
         self._tls = open_certificate(self._settings.tls, ROLE.name, self._name_fault)
         self._channels = self._ports.channels(tls=self._tls)
-        self._replica_channels = self._ports.channels(REPLICA_CHANNEL_OPTIONS, tls=self._tls)
+        self._replica_channels = self._ports.channels(REPLICA_CHANNEL_LIMITS, tls=self._tls)
 
     async def _choose_flush(self) -> None:
         """Have commits share flushes where the filesystem allows it."""

@@ -21,11 +21,11 @@ from structlog.testing import capture_logs
 from penstock_core.metadata.image import Endpoint
 from penstock_core.metadata.security import RefusedCertificate
 from penstock_core.security.principal import ANONYMOUS, user
-from penstock_frontend.listener import handshakes
 from penstock_frontend.listener.admission import ConnectionCaps
 from penstock_frontend.listener.connection import Connection
 from penstock_frontend.listener.listener import ListenerLimits, Response
 from penstock_frontend.sign_in.certified import Certified, Holders
+from penstock_runtime import handshakes
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.door import ListenerTls
 from penstock_runtime.security import listener_tls

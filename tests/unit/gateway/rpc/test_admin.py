@@ -23,7 +23,8 @@ from penstock_gateway.rpc.guard import RIGHTS, Guard
 from penstock_proto.v1 import admin_pb2, admin_pb2_grpc, metadata_pb2
 from penstock_proto.v1 import operations_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.grpc_server import serve
+from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.turns import LoopTurns, all_at_once
 from unit.gateway.rpc.test_native_door import Asked, World, status_of

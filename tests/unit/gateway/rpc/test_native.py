@@ -22,7 +22,7 @@ from penstock_gateway.rpc.service import DIALLED_KEY, GatewayService
 from penstock_kafka.wire.produce import skim_produce
 from penstock_proto.v1 import data_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
-from penstock_runtime.grpc_tools import serve
+from penstock_runtime.grpc_server import serve
 from support.waiting import eventually
 
 Rig = Any

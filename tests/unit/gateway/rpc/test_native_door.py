@@ -33,11 +33,12 @@ from penstock_proto.v1 import data_pb2, gateway_pb2, gateway_pb2_grpc, sinks_pb2
 from penstock_proto.v1 import gateway_pb2 as pb
 from penstock_proto.v1 import metadata_pb2 as records
 from penstock_runtime.door_settings import GrpcDoorSettings
-from penstock_runtime.grpc_tools import serve
+from penstock_runtime.grpc_server import serve
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
+from penstock_runtime.security.role_tls import HTTP2
 from support.partial_gateway import PartialGateway
 from support.secure import ListenerFiles
 from support.sign_in import Metadata, removal, user_record
@@ -444,7 +445,7 @@ async def test_a_certificate_is_a_user_and_new_files_are_used(rig: Rig, tmp_path
         principal_mapping_rules="RULE:^.*CN=([^,]+).*$/$1/L",
     )
     asked = Asked(lambda who, operation: True)
-    files = ListenerTlsFiles("grpc", world.settings.tls, with_pem=True)  # type: ignore[arg-type]
+    files = ListenerTlsFiles("grpc", world.settings.tls, protocol=HTTP2)  # type: ignore[arg-type]
     cert, key = made.client("Alice")
 
     async def describe(address: str, with_certificate: bool) -> None:
@@ -463,10 +464,10 @@ async def test_a_certificate_is_a_user_and_new_files_are_used(rig: Rig, tmp_path
         async with grpc.aio.insecure_channel(address) as plain:
             status, _ = await status_of(gateway_pb2_grpc.GatewayStub(plain).Describe(pb.DescribeRequest()))
             assert status is grpc.StatusCode.UNAVAILABLE
-        before = files.current.pem
+        before = files.current
         made.renew()
         assert files.reload()
-        assert files.current.pem != before
+        assert files.current is not before
         await describe(address, True)
 
 
@@ -478,7 +479,7 @@ async def test_calls_end_with_the_certificate_that_their_client_showed(
     made = ListenerFiles(tmp_path)
     rules = {"principal_mapping_rules": "RULE:^.*CN=([^,]+).*$/$1/L"} if security == "SSL" else {}
     world = World(rig, security=security, tls=made.table("required"), **rules)
-    files = ListenerTlsFiles("grpc", world.settings.tls, with_pem=True)  # type: ignore[arg-type]
+    files = ListenerTlsFiles("grpc", world.settings.tls, protocol=HTTP2)  # type: ignore[arg-type]
     chains = {name: made.client(name) for name in ("alice", "bob")}
     rig.nodes[1].range_script = [
         [data_pb2.FetchRangeResponse(next_offset=4, high_watermark=10), "hang"] for _ in chains

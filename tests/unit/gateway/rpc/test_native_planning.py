@@ -21,7 +21,7 @@ from penstock_kafka.wire.apis import ApiKey
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_proto.v1 import gateway_pb2 as pb
 from penstock_proto.v1 import gateway_pb2_grpc
-from penstock_runtime.grpc_tools import serve
+from penstock_runtime.grpc_server import serve
 
 Rig = Any
 Stub = Any

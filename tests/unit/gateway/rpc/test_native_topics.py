@@ -16,7 +16,8 @@ from penstock_gateway.rpc.service import GatewayService
 from penstock_proto.v1 import controller_pb2, gateway_pb2_grpc
 from penstock_proto.v1 import gateway_pb2 as pb
 from penstock_runtime.controller_client import ControllerClient
-from penstock_runtime.grpc_tools import ChannelPool, serve
+from penstock_runtime.grpc_server import serve
+from penstock_runtime.grpc_tools import ChannelPool
 from unit.runtime.fake_controllers import FakeController, controllers
 
 Rig = Any

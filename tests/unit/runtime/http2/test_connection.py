@@ -8,9 +8,28 @@ import pytest
 
 from penstock_runtime.http2 import frames
 from penstock_runtime.http2.connection import HEADER_BYTES_MOST, Connection, Headers, Stream
-from penstock_runtime.http2.inbound import Buffer
+from penstock_runtime.http2.inbound import BadMessage, Buffer
 
 HEADERS = [(":method", "POST"), (":path", "/test.Test/Echo"), ("content-type", "application/grpc")]
+
+
+class Owner:
+    """Of a stream of an `End`."""
+
+    def __init__(self, end: End, stream: Stream) -> None:
+        self.end, self.stream = end, stream
+
+    def answered(self, headers: Headers) -> None:
+        self.end.heads.setdefault(self.stream.number, []).extend(headers)
+
+    def woken(self) -> None:
+        self.end.woken(self.stream)
+
+    def room(self) -> None:
+        self.end.woken(self.stream)
+
+    def broken(self, error: BadMessage) -> None:
+        self.end.connection.reset(self.stream, frames.CANCEL, str(error))
 
 
 class End:
@@ -29,11 +48,14 @@ class End:
         self.out.append(b"".join(bytes(each) for each in buffers))
 
     def opened(self, stream: Stream, headers: Headers) -> None:
+        stream.owner = Owner(self, stream)
         self.heads[stream.number] = list(headers)
         self.connection.head(stream, [(":status", "200")])
 
-    def answered(self, stream: Stream, headers: Headers) -> None:
-        self.heads.setdefault(stream.number, []).extend(headers)
+    def open(self) -> Stream:
+        stream = self.connection.open(HEADERS)
+        stream.owner = Owner(self, stream)
+        return stream
 
     def woken(self, stream: Stream) -> None:
         if stream.is_over:
@@ -46,9 +68,6 @@ class End:
                 self.connection.send(stream, message)
         if not stream.is_over and stream.remote_ended and not self.connection.is_client and not stream.unsent:
             self.connection.head(stream, [("grpc-status", "0")], ends=True)
-
-    def sent(self, stream: Stream) -> None:
-        self.woken(stream)
 
     def going_away(self) -> None:
         pass
@@ -87,7 +106,7 @@ def test_however_bytes_are_cut_the_same_messages_come(seed: int) -> None:
     open_now: list[Stream] = []
     for _ in range(60):
         if not open_now or dice.random() < 0.2:
-            open_now.append(client.connection.open(HEADERS))
+            open_now.append(client.open())
         stream = dice.choice(open_now)
         message = dice.randbytes(dice.choice((0, 1, 100, 16_384, 70_000, 400_000)))
         sent.setdefault(stream.number, []).append(message)
@@ -111,7 +130,7 @@ def hello() -> bytes:
 
 def call() -> bytes:
     client = End(is_client=True)
-    client.connection.open(HEADERS)
+    client.open()
     return client.said()
 
 
@@ -179,7 +198,7 @@ def test_streams_opened_and_reset_for_nothing_end_the_connection() -> None:
     """CVE-2023-44487: each costs its client next to nothing."""
     client, server = End(is_client=True), End(is_client=False)
     for _ in range(1_001):
-        client.connection.reset(client.connection.open(HEADERS), frames.CANCEL)
+        client.connection.reset(client.open(), frames.CANCEL)
     with pytest.raises(frames.BrokenPeer) as caught:
         server.takes(client.said())
     assert caught.value.code == frames.ENHANCE_YOUR_CALM
@@ -187,7 +206,7 @@ def test_streams_opened_and_reset_for_nothing_end_the_connection() -> None:
 
 def test_streams_beyond_the_most_are_refused_and_the_others_go_on() -> None:
     client, server = End(is_client=True), End(is_client=False)
-    streams = [client.connection.open(HEADERS) for _ in range(101)]
+    streams = [client.open() for _ in range(101)]
     pass_all(client, server)
     assert client.over == {
         streams[100].number: (frames.REFUSED_STREAM, "reset by the other side (REFUSED_STREAM)")

@@ -27,9 +27,9 @@ from penstock_core.security.login_limits import network
 from penstock_frontend.listener.admission import Admission, makes_room
 from penstock_frontend.listener.connection import Connection, ConnectionOwner
 from penstock_frontend.listener.descriptors import first_reserved
-from penstock_frontend.listener.handshakes import Begin, End, HandshakeLine, HandshakePace
 from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
 from penstock_frontend.listener.strangers import Strangers
+from penstock_runtime.handshakes import Begin, End, HandshakeLine, HandshakePace
 
 _REFUSED_LOG_INTERVAL_S = 1.0
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -127,11 +127,6 @@ class Doorway:
         self._sockets = []
         if self._handshakes_timer is not None:
             self._handshakes_timer.cancel()
-
-    @property
-    def entering(self) -> int:
-        """Clients that are about to come in."""
-        return len(self._entering)
 
     def left(self, connection: Connection) -> None:
         """A connection that was let in is gone."""

@@ -134,7 +134,6 @@ class KafkaListener:
         self._swept_s = self.loop.time()
         self._sweep_timer = self.loop.call_later(_SWEEP_MS / 1000, self._sweep)
         self.lifecycle.at_end(lambda: self.stop(timeout_ms=0))
-        self.lifecycle.holds_descriptors(lambda: len(self.connections) + self._doorway.entering)
         return Endpoint(self.name, endpoint.host, endpoint.port, self.settings.security)
 
     async def stop(self, timeout_ms: int = 5_000) -> None:

@@ -31,6 +31,7 @@ from penstock_runtime.ports import wall_ms
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.own_certificate import say_renewed
 from penstock_runtime.security.refused import RefusedCertificates
+from penstock_runtime.security.role_tls import HTTP2
 from penstock_runtime.security.token_validator import open_token_validator
 from penstock_runtime.settings import ListenerSettings
 
@@ -99,7 +100,7 @@ class Doors:
                     self._certified[each.name] = Certified(each.name, rules, self._holders)
         for name, door in ((GRPC, self._grpc), (HTTP, self._http)):
             if door.tls is not None:
-                self._files[name] = ListenerTlsFiles(name, door.tls, with_pem=name == GRPC)
+                self._files[name] = ListenerTlsFiles(name, door.tls, protocol=HTTP2 if name == GRPC else "")
 
     def connect(
         self,

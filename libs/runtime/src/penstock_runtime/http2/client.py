@@ -1,232 +1,180 @@
-"""A gRPC channel on this package's connections, with as much of the face of `grpc.aio.Channel` as callers see.
+"""A gRPC channel on this package's connections (grpc.aio.Channel).
 
-One connection, made when it is first wanted and again when it is lost, with a backoff. While calls are open the other
-side is pinged; one that does not answer in time is gone.
+One connection, made when it is first wanted and again when it is lost. It counts as made when the other side has said
+its settings: so a process that is stopped, or that takes a certificate and refuses it then, is not there. A failed
+attempt makes the channel wait a little, and longer each time: calls that come meanwhile fail at once with what the
+attempt came to, and have it tried again when the wait is over; nobody's wish, and nothing is tried.
+
+Calls beyond what the server lets be open wait in a line. A server that goes away finishes what it has begun, on the
+connection that was; the next call makes another one. While calls are open the other side is pinged; one that sends
+nothing for all that is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
+import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from ipaddress import ip_address
+from typing import Final
 
 import grpc
 import grpc.aio
 
-from penstock_runtime.http2 import frames
+from penstock_runtime.http2.calls import (
+    Deserializer,
+    Serializer,
+    StreamStream,
+    StreamUnary,
+    UnaryStream,
+    UnaryUnary,
+)
 from penstock_runtime.http2.connection import Connection, Headers, Stream
-from penstock_runtime.http2.inbound import Buffer
-from penstock_runtime.http2.status import CONTENT_TYPE, status_of, status_of_http, timeout_text
+from penstock_runtime.http2.exchange import Exchange
+from penstock_runtime.http2.frames import WINDOW_MOST
 from penstock_runtime.http2.wire import Wire
 
-Metadata = Sequence[tuple[str, str]]
-WINDOW_BYTES: Final = 4 * 1024 * 1024
 State = grpc.ChannelConnectivity
+SOCKET_CLOSED: Final = "Socket closed"
+"""Of a connection that ended before the other side had said anything; as grpcio has it."""
+CLOSED: Final = "Channel is closed."
+_SILENT: Final = "keepalive watchdog timeout"
+_SECOND_LOOK_S: Final = 0.1
+_CLOSE_S: Final = 0.5
+_NUMBER_MOST: Final = WINDOW_MOST - 1_000
+"""Streams of a connection have numbers below 2**31."""
 
 
 @dataclass(frozen=True)
 class ChannelLimits:
-    """When a channel gives up, and how often it tries. In seconds."""
+    """When a channel gives up, how often it tries, and how much may be under way to it."""
 
     connect_s: float = 1.0
+    """Of one attempt at one address."""
     backoff_first_s: float = 0.05
     backoff_most_s: float = 0.5
     ping_every_s: float = 2.0
     ping_answer_s: float = 2.0
+    idle_s: float | None = None
+    """A connection without a call for so long ends; None: never."""
+    window_bytes: int = 4 * 1024 * 1024
+    """Of a call."""
 
 
-class Call:
-    """One call (grpc.aio.StreamStreamCall and its like)."""
+class Line(Wire):
+    """A connection of a channel."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        method: str,
-        serializer: Callable[[Any], bytes] | None,
-        deserializer: Callable[[bytes], Any] | None,
-        timeout_s: float | None,
-        metadata: Metadata,
-    ) -> None:
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(self._make, self._tell)
         self._channel = channel
-        self._method = method
-        self._serializer = serializer
-        self._deserializer = deserializer
-        self._metadata = tuple(metadata)
-        self._loop = asyncio.get_running_loop()
-        self._stream: Stream | None = None
-        self._waiting: asyncio.Future[None] | None = None
-        self._sent: asyncio.Future[None] | None = None
-        self._http_status = ""
-        self._headers: dict[str, str] = {}
-        self._status: tuple[grpc.StatusCode, str] | None = None
-        self._over = self._loop.create_future()
-        self._is_cancelled = False
-        self._until_s = None if timeout_s is None else self._loop.time() + timeout_s
-        self._deadline = None if timeout_s is None else self._loop.call_later(timeout_s, self._too_late)
-        self._opening = self._loop.create_task(self._open())
+        self._loop = channel.loop
+        self.greeted: asyncio.Future[None] = channel.loop.create_future()
+        """Done when the other side has said its settings; failed when the connection is lost before."""
+        self.gone: asyncio.Future[None] = channel.loop.create_future()
+        self._pinging: asyncio.TimerHandle | None = None
+        self._judging: asyncio.TimerHandle | None = None
+        self._idling: asyncio.TimerHandle | None = None
+        self._idle_at_s = 0.0
+        self._loss: BaseException | None = None
 
-    async def _open(self) -> None:
-        try:
-            connection = await self._channel.connected()
-        except OSError as error:
-            self._end(grpc.StatusCode.UNAVAILABLE, str(error))
+    def _make(self, wire: Wire, transport: asyncio.Transport) -> Connection:
+        channel = self._channel
+        return Connection(
+            self,
+            self.out,
+            is_client=True,
+            message_bytes_most=channel.message_bytes_most,
+            first_window_bytes=channel.window_bytes,
+        )
+
+    def _tell(self, wire: Wire, reason: str) -> None:
+        for timer in (self._pinging, self._judging, self._idling):
+            if timer is not None:
+                timer.cancel()
+        if not self.greeted.done():
+            lost = SOCKET_CLOSED if self._loss is None else _words(self._loss)
+            self.greeted.set_exception(ConnectionError(self._reason or lost))
+            self.greeted.exception()  # the attempt may have been given up
+        self.gone.set_result(None)
+        self._channel.line_lost(self)
+
+    # Calls
+
+    @property
+    def has_room_for_one(self) -> bool:
+        """Whether a call may be begun."""
+        connection = self.connection
+        return not connection.is_gone and len(connection.streams) < connection.peer_streams_max
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        if not self.greeted.done() and self.connection.has_begun:
+            self.greeted.set_result(None)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._loss = exc
+        super().connection_lost(exc)
+
+    # See `connection.Events`
+
+    def opened(self, stream: Stream, headers: Headers) -> None:
+        """Servers begin no streams."""
+
+    def going_away(self) -> None:
+        """The next call gets another connection."""
+        self._channel.leave(self)
+
+    # Whether the other side is there
+
+    def watch(self) -> None:
+        """A call has begun."""
+        if self._pinging is None:
+            self.connection.rest()
+            self._pinging = self._loop.call_later(self._channel.limits.ping_every_s, self._ping)
+
+    def _ping(self) -> None:
+        self._pinging = None
+        self.connection.rest()
+        if not self.connection.streams:
             return
-        if self.done():
-            return  # while it waited
-        headers = [
-            (":method", "POST"),
-            (":scheme", self._channel.scheme),
-            (":path", self._method),
-            (":authority", self._channel.authority),
-            ("te", "trailers"),
-            ("content-type", CONTENT_TYPE),
-        ]
-        if self._until_s is not None:
-            headers.append(("grpc-timeout", timeout_text(max(self._until_s - self._loop.time(), 0.0))))
-        stream = self._stream = connection.open([*headers, *self._metadata])
-        stream.owner = self
-        stream.widen(WINDOW_BYTES)
-        self._channel.call_begins(self)
+        limits = self._channel.limits
+        self.connection.ping()
+        self._judging = self._loop.call_later(limits.ping_answer_s, self._judge, self.received_bytes)
+        self._pinging = self._loop.call_later(limits.ping_every_s, self._ping)
 
-    # What comes
+    def _judge(self, before_bytes: int) -> None:
+        # Whatever has come says as much as the answer. A process that slept had not read yet what lies there.
+        if self.received_bytes == before_bytes:
+            self._judging = self._loop.call_later(_SECOND_LOOK_S, self._condemn, before_bytes)
 
-    def answered(self, headers: Headers) -> None:
-        """Headers of the answer, trailers too."""
-        named = dict(headers)
-        self._http_status = named.get(":status", self._http_status)
-        self._headers |= named
+    def _condemn(self, before_bytes: int) -> None:
+        if self.received_bytes == before_bytes:
+            self.abort(_SILENT)
 
-    def woken(self) -> None:
-        """Something has come, or the stream is over."""
-        stream = self._stream
-        if stream is not None and (stream.is_over or stream.remote_ended) and self._status is None:
-            found = status_of(self._headers) if stream.remote_ended else None
-            if found is None and stream.error is not None:
-                code = (
-                    grpc.StatusCode.CANCELLED
-                    if stream.error[0] == frames.CANCEL
-                    else grpc.StatusCode.UNAVAILABLE
-                )
-                found = code, stream.error[1]
-            if found is None:
-                found = (
-                    status_of_http(self._http_status),
-                    f"an answer without a status (HTTP {self._http_status})",
-                )
-            self._end(*found)
-        waiting = self._waiting
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+    # Whether anybody wants it
 
-    def room(self) -> None:
-        """All that was written has gone."""
-        if self._sent is not None and not self._sent.done():
-            self._sent.set_result(None)
+    def rest(self) -> None:
+        """No call is open."""
+        idle_s = self._channel.limits.idle_s
+        if idle_s is not None:
+            self._idle_at_s = self._loop.time() + idle_s
+            if self._idling is None:
+                self._idling = self._loop.call_at(self._idle_at_s, self._end_idle)
 
-    def _end(self, code: grpc.StatusCode, details: str) -> None:
-        if self._status is not None:
+    def _end_idle(self) -> None:
+        self._idling = None
+        if self.connection.streams:
             return
-        self._status = code, details
-        if self._deadline is not None:
-            self._deadline.cancel()
-        stream = self._stream
-        if stream is not None and not stream.is_over:
-            # With OK too: nobody hears any more what this side would still say.
-            stream.connection.reset(
-                stream, frames.CANCEL if code is not grpc.StatusCode.OK else frames.NO_ERROR
-            )
-        self._channel.call_ends(self)
-        if not self._over.done():
-            self._over.set_result(None)
-        self.room()
-        self.woken()
-
-    def _too_late(self) -> None:
-        self._end(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-
-    def _error(self) -> grpc.aio.AioRpcError:
-        assert self._status is not None
-        code, details = self._status
-        none = grpc.aio.Metadata()
-        return grpc.aio.AioRpcError(code, none, none, details=details, debug_error_string=None)
-
-    # Caller
-
-    async def read(self) -> Any:
-        """The next message, or grpc.aio.EOF. Raises AioRpcError when the call has failed."""
-        while True:
-            message = None if self._stream is None else self._stream.take()
-            if message is not None:
-                if self._deserializer is None:
-                    return message
-                return self._deserializer(message if isinstance(message, bytes) else bytes(message))
-            if self.done():
-                self._raise_if_failed()
-                return grpc.aio.EOF  # type: ignore[attr-defined]
-            self._waiting = self._loop.create_future()
-            await self._waiting
-
-    async def write(self, message: Any) -> None:
-        """Send a message; returns when it is on its way. Raises AioRpcError when the call has failed, InvalidStateError
-        when it is over."""
-        if self._stream is None and not self.done():
-            await asyncio.shield(self._opening)
-        stream = self._stream
-        if stream is None or self.done():
-            self._raise_if_failed()
-            raise asyncio.InvalidStateError("RPC already finished.")
-        data: Buffer = message if self._serializer is None else self._serializer(message)
-        if not stream.connection.send(stream, data):
-            self._sent = self._loop.create_future()
-            await self._sent
-            self._raise_if_failed()
-        room = self._channel.room
-        if room is not None:
-            await asyncio.shield(room)
-
-    def _raise_if_failed(self) -> None:
-        if self._is_cancelled:
-            raise asyncio.CancelledError
-        if self._status is not None and self._status[0] is not grpc.StatusCode.OK:
-            raise self._error()
-
-    async def done_writing(self) -> None:
-        """Say that no more comes."""
-        if self._stream is None and self._status is None:
-            await asyncio.shield(self._opening)
-        if self._stream is not None:
-            self._stream.connection.end(self._stream)
-
-    def cancel(self) -> bool:
-        """End the call, if it goes on."""
-        if self._status is not None:
-            return False
-        self._is_cancelled = True
-        self._end(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
-        self._opening.cancel()
-        return True
-
-    def done(self) -> bool:
-        """Whether it is over."""
-        return self._status is not None
-
-    async def code(self) -> grpc.StatusCode:
-        """How it ended."""
-        await asyncio.shield(self._over)
-        assert self._status is not None
-        return self._status[0]
-
-    async def details(self) -> str:
-        """With what words."""
-        await asyncio.shield(self._over)
-        assert self._status is not None
-        return self._status[1]
+        if self._loop.time() < self._idle_at_s:
+            self._idling = self._loop.call_at(self._idle_at_s, self._end_idle)
+        else:
+            self._channel.leave(self)
 
 
-class Channel:
+class Channel(grpc.aio.Channel):
     """To one address."""
 
     def __init__(
@@ -235,178 +183,306 @@ class Channel:
         *,
         message_bytes_most: int,
         tls: Callable[[], ssl.SSLContext] | None = None,
-        server_name: str = "",
+        check: Callable[[ssl.SSLObject], str] | None = None,
         limits: ChannelLimits | None = None,
     ) -> None:
-        """`server_name`: whom the other side's certificate has to be of."""
+        """`check` says why the other side is not whom it should be; "" when it is."""
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self.authority = server_name or address
+        self.authority = address
         self.scheme = "http" if tls is None else "https"
         self._tls = tls
-        self._server_name = server_name
-        self._limits = limits or ChannelLimits()
-        self._message_bytes_most = message_bytes_most
-        self._loop = asyncio.get_running_loop()
+        self._check = check
+        self.limits = limits or ChannelLimits()
+        self.message_bytes_most = message_bytes_most
+        self.window_bytes = self.limits.window_bytes
+        self.loop = asyncio.get_running_loop()
         self._state = State.IDLE
-        self._changed = self._loop.create_future()
-        self._wire: Wire | None = None
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._line: Line | None = None
+        """Where calls begin."""
+        self._lines: set[Line] = set()
+        """Those too that end when their calls do."""
+        self._waiting: dict[Exchange, None] = {}
+        """Calls that have not begun, in their order."""
+        self._dialling: asyncio.Task[None] | None = None
         self._backoff_s = 0.0
-        self._calls: dict[Call, None] = {}
-        self._pinging: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._is_wanted = False
+        """During the backoff: somebody asked for a connection."""
+        self._fault = ""
 
     # grpc.aio.Channel
 
-    def stream_stream(
-        self, method: str, request_serializer: Any = None, response_deserializer: Any = None
-    ) -> Callable[..., Call]:
+    def unary_unary(  # type: ignore[override]
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = None,
+    ) -> UnaryUnary:
         """Make calls of that method."""
+        return UnaryUnary(self, method, request_serializer, response_deserializer)
 
-        def begin(timeout: float | None = None, metadata: Metadata = ()) -> Call:
-            return Call(self, method, request_serializer, response_deserializer, timeout, metadata)
+    def unary_stream(  # type: ignore[override]
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = None,
+    ) -> UnaryStream:
+        """Make calls of that method."""
+        return UnaryStream(self, method, request_serializer, response_deserializer)
 
-        return begin
+    def stream_unary(  # type: ignore[override]
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = None,
+    ) -> StreamUnary:
+        """Make calls of that method."""
+        return StreamUnary(self, method, request_serializer, response_deserializer)
+
+    def stream_stream(  # type: ignore[override]
+        self,
+        method: str,
+        request_serializer: Serializer | None = None,
+        response_deserializer: Deserializer | None = None,
+        _registered_method: bool | None = None,
+    ) -> StreamStream:
+        """Make calls of that method."""
+        return StreamStream(self, method, request_serializer, response_deserializer)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Whether it is connected."""
-        if (
-            try_to_connect
-            and self._state in (State.IDLE, State.TRANSIENT_FAILURE)
-            and self._connecting is None
-        ):
-            self._connect()
+        if try_to_connect:
+            self._want()
         return self._state
 
-    async def wait_for_state_change(self, last: grpc.ChannelConnectivity) -> None:
-        """Until it is in another state."""
-        while self._state is last:
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Until it is in another state. Raises UsageError when it is closed, then too."""
+        while self._state is last_observed_state and self._state is not State.SHUTDOWN:
+            if self._changed is None:
+                self._changed = self.loop.create_future()
             await asyncio.shield(self._changed)
+        if self._state is State.SHUTDOWN:
+            raise grpc.aio.UsageError(CLOSED)
+
+    async def channel_ready(self) -> None:
+        """Until it is connected."""
+        while (state := self.get_state(try_to_connect=True)) is not State.READY:
+            await self.wait_for_state_change(state)
 
     async def close(self, grace: float | None = None) -> None:
-        """End it and its calls."""
+        """End it, and its calls at once: nobody here gives them time."""
+        del grace
         self._set(State.SHUTDOWN)
-        for call in list(self._calls):
-            call.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if self._pinging is not None:
-            self._pinging.cancel()
-        if self._wire is not None:
-            self._wire.close("its channel was closed")
+        lines = list(self._lines)
+        for exchange in [*self._waiting, *(e for line in lines for e in _exchanges(line))]:
+            exchange.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._dialling is not None:
+            self._dialling.cancel()
+            await asyncio.wait([self._dialling])
+        for line in lines:
+            line.close("its channel was closed")
+        if lines:
+            await asyncio.wait([line.gone for line in lines], timeout=_CLOSE_S)
+        for line in lines:
+            if not line.gone.done():
+                line.abort("its channel was closed")
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     # Calls
 
-    @property
-    def room(self) -> asyncio.Future[None] | None:
-        """Done when more may be written; None: now."""
-        return None if self._wire is None else self._wire.room
-
-    async def connected(self) -> Connection:
-        """The connection; made where there is none. Raises OSError when that failed."""
+    def carry(self, exchange: Exchange) -> None:
+        """Open it now or later, or end it. Raises UsageError when the channel is closed."""
         if self._state is State.SHUTDOWN:
-            raise ConnectionError("Channel is closed.")
-        if self._wire is not None and not self._wire.connection.is_gone:
-            return self._wire.connection
-        return await asyncio.shield(self._connect())
+            exchange.cancel()
+            raise grpc.aio.UsageError(CLOSED)
+        line = self._line
+        if line is not None and not self._waiting and line.has_room_for_one:
+            self._open(exchange, line)
+            return
+        if self._state is State.TRANSIENT_FAILURE and not exchange.waits:
+            self._want()
+            exchange.end(grpc.StatusCode.UNAVAILABLE, self._fault)
+            return
+        self._waiting[exchange] = None
+        if line is not None and line.connection.is_gone:
+            self.leave(line)
+        self._want()
 
-    def call_begins(self, call: Call) -> None:
-        """Look after it."""
-        self._calls[call] = None
-        if self._pinging is None:
-            self._pinging = self._loop.create_task(self._ping(), name=f"pings to {self.authority}")
-
-    def call_ends(self, call: Call) -> None:
+    def let_go(self, exchange: Exchange) -> None:
         """It is over."""
-        self._calls.pop(call, None)
+        self._waiting.pop(exchange, None)
+        line = exchange.line
+        if not isinstance(line, Line):
+            return
+        if not line.connection.streams:
+            if line is self._line:
+                line.rest()
+            else:
+                line.close("nothing is left of it")
+        if self._waiting:
+            self._pump()
+
+    def _open(self, exchange: Exchange, line: Line) -> None:
+        exchange.open(line)
+        line.watch()
+        stream = exchange.stream
+        if stream is not None and stream.number > _NUMBER_MOST:
+            self.leave(line)
+
+    def _pump(self) -> None:
+        while self._waiting and (line := self._line) is not None and line.has_room_for_one:
+            exchange = next(iter(self._waiting))
+            del self._waiting[exchange]
+            self._open(exchange, line)
+
+    # Connections
+
+    def leave(self, line: Line) -> None:
+        """Begin no calls there any more."""
+        if not line.connection.streams:
+            line.close("nothing is left of it")
+        if line is self._line:
+            self._no_line()
+
+    def line_lost(self, line: Line) -> None:
+        """It is gone, and its calls have been told."""
+        self._lines.discard(line)
+        if line is self._line:
+            self._no_line()
+
+    def _no_line(self) -> None:
+        self._line = None
+        self._set(State.IDLE)
+        if self._waiting:
+            self._want()
 
     def _set(self, state: grpc.ChannelConnectivity) -> None:
         if state is self._state or self._state is State.SHUTDOWN:
             return
         self._state = state
-        changed, self._changed = self._changed, self._loop.create_future()
-        changed.set_result(None)
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set_result(None)
 
-    def _connect(self) -> asyncio.Task[Connection]:
-        if self._connecting is None:
-            self._connecting = self._loop.create_task(self._dial(), name=f"connecting to {self.authority}")
-            self._connecting.add_done_callback(self._dialled)
-        return self._connecting
+    def _want(self) -> None:
+        if self._state is State.IDLE:
+            self._set(State.CONNECTING)
+            self._dialling = self.loop.create_task(self._dial(), name=f"connecting to {self.authority}")
+        elif self._state is State.TRANSIENT_FAILURE:
+            self._is_wanted = True
 
-    def _dialled(self, task: asyncio.Task[Connection]) -> None:
-        self._connecting = None
-        if not task.cancelled():
-            task.exception()  # whoever waited has heard it
-
-    async def _dial(self) -> Connection:
-        limits = self._limits
-        if self._backoff_s:
-            await asyncio.sleep(self._backoff_s)
-        self._set(State.CONNECTING)
+    async def _dial(self) -> None:
         try:
-            async with asyncio.timeout(limits.connect_s):
-                _, wire = await self._loop.create_connection(
-                    lambda: Wire(self._begun, self._lost),
-                    self._host,
-                    self._port,
-                    ssl=None if self._tls is None else self._tls(),
-                    server_hostname=self._server_name or None,
-                )
-        except (OSError, TimeoutError) as error:
-            self._backoff_s = min(max(limits.backoff_first_s, 2 * self._backoff_s), limits.backoff_most_s)
-            self._set(State.TRANSIENT_FAILURE)
-            raise ConnectionError(f"{self._host}:{self._port}: {error or 'no connection in time'}") from error
+            line = await self._connected()
+        except OSError as error:
+            self._failed(f"{self.authority}: {error}")
+            return
+        finally:
+            self._dialling = None
         self._backoff_s = 0.0
-        self._wire = wire
+        self._line = line
         self._set(State.READY)
-        return wire.connection
+        line.rest()
+        self._pump()
+        if line.connection.is_gone:
+            self.leave(line)
 
-    def _begun(self, wire: Wire, transport: asyncio.Transport) -> Connection:
-        return Connection(self, wire.out, is_client=True, message_bytes_most=self._message_bytes_most)
+    def _failed(self, fault: str) -> None:
+        limits = self.limits
+        self._fault = fault
+        self._backoff_s = min(max(limits.backoff_first_s, 2 * self._backoff_s), limits.backoff_most_s)
+        self._retry = self.loop.call_later(self._backoff_s, self._try_again)
+        self._set(State.TRANSIENT_FAILURE)
+        for exchange in [each for each in self._waiting if not each.waits]:
+            exchange.end(grpc.StatusCode.UNAVAILABLE, fault)
+        self._is_wanted = bool(self._waiting)
 
-    def _lost(self, wire: Wire, reason: str) -> None:
-        if wire is self._wire:
-            self._wire = None
-            self._set(State.IDLE)
+    def _try_again(self) -> None:
+        self._retry = None
+        is_wanted, self._is_wanted = self._is_wanted, False
+        self._set(State.IDLE)
+        if is_wanted:
+            self._want()
 
-    async def _ping(self) -> None:
-        limits = self._limits
-        while True:
-            await asyncio.sleep(limits.ping_every_s)
-            wire = self._wire
-            if wire is None or not self._calls:
-                self._pinging = None
-                return
-            answered = self._loop.create_future()
-            wire.connection.ping_answered = lambda f=answered: None if f.done() else f.set_result(None)  # type: ignore[misc]
-            before = wire.received_bytes
-            wire.connection.ping()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limits.ping_answer_s):
-                    await answered
-            # Whatever else has come says as much.
-            if not answered.done() and wire.received_bytes == before:
-                wire.abort("keepalive watchdog timeout")
+    async def _connected(self) -> Line:
+        """A new connection, to the first address that takes it. Raises OSError, with what to say of the attempt."""
+        faults: list[str] = []
+        for host in await self._hosts():
+            try:
+                async with asyncio.timeout(self.limits.connect_s):
+                    return await self._connect(host)
+            except OSError as error:
+                fault = _words(error)
+                faults += [fault] if fault not in faults else []
+        raise ConnectionError("; ".join(faults))
 
-    # See `Events`
+    async def _hosts(self) -> list[str]:
+        try:
+            return [str(ip_address(self._host))]
+        except ValueError:
+            pass
+        try:
+            async with asyncio.timeout(self.limits.connect_s):
+                found = await self.loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            raise ConnectionError("its name is not resolved in time") from None
+        except socket.gaierror as error:
+            raise ConnectionError(error.strerror or str(error)) from None
+        return list(dict.fromkeys(str(where[0]) for _, _, _, _, where in found))
 
-    def opened(self, stream: Stream, headers: Headers) -> None:
-        """Servers begin no streams."""
+    async def _connect(self, host: str) -> Line:
+        context = None if self._tls is None else self._tls()
+        transport, line = await self.loop.create_connection(
+            lambda: Line(self),
+            host,
+            self._port,
+            ssl=context,
+            server_hostname=None if context is None else self._host,
+        )
+        if not line.gone.done():
+            self._lines.add(line)
+        try:
+            if self._check is not None:
+                fault = self._check(transport.get_extra_info("ssl_object"))
+                if fault:
+                    raise ConnectionError(fault)
+            await line.greeted
+        except BaseException as error:
+            line.abort(str(error))
+            raise
+        return line
 
-    def answered(self, stream: Stream, headers: Headers) -> None:
-        if isinstance(stream.owner, Call):
-            stream.owner.answered(headers)
 
-    def woken(self, stream: Stream) -> None:
-        if isinstance(stream.owner, Call):
-            stream.owner.woken()
-
-    def sent(self, stream: Stream) -> None:
-        if isinstance(stream.owner, Call):
-            stream.owner.room()
-
-    def going_away(self) -> None:
-        """The next call gets another connection."""
+def _exchanges(line: Line) -> list[Exchange]:
+    owners = [stream.owner for stream in line.connection.streams.values()]
+    return [owner for owner in owners if isinstance(owner, Exchange)]
 
 
-__all__ = ["Call", "Channel", "ChannelLimits"]
+def _words(error: BaseException) -> str:
+    """What an attempt came to."""
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        return SOCKET_CLOSED
+    if isinstance(error, TimeoutError):
+        return "no connection in time"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused ({error.verify_message})"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"the TLS handshake fails ({error.reason.lower().replace('_', ' ')})"
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
+
+
+__all__ = ["SOCKET_CLOSED", "Channel", "ChannelLimits"]

@@ -7,8 +7,9 @@ Sources: RFC 9113, and gRPC's PROTOCOL-HTTP2.
 Windows. The other side may send what has been taken from a stream and `window_bytes` more, or the rest of a message
 that has begun; of the connection always half a window more, so that a stream that nobody reads holds up no other.
 
-Bounds. A frame that is no data, and the headers of a call, have a length; frames that bring nothing on (resets, pings,
-settings, empty data) may be some, until a message makes up for them. Beyond, the connection ends: nobody needs them.
+Bounds. A frame that is no data, and the headers of a call, have a length; frames that bring nothing on (pings,
+settings, empty data, calls that are begun and reset at once) may be some until `rest`. Beyond, the connection ends:
+nobody needs them (CVE-2019-9512 and its like, CVE-2023-44487).
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ Headers = Sequence[tuple[str, str]]
 HEADER_BYTES_MOST: Final = 16 * 1024
 _CONTROL_BYTES_MOST: Final = 32 * 1024
 """Of a frame that is no data, or of data with padding: nobody sends longer ones."""
-_IDLE_MOST: Final = 1_000
-"""Frames that bring nothing on, since the last message."""
+IDLE_MOST: Final = 1_000
+"""Frames that bring nothing on, since the last message or the last rest."""
+_TEXT_BYTES_MOST: Final = 200
+"""Of what the other side says for people."""
 _COPIED_BYTES: Final = 4 * 1024
 """A message up to that size goes with its header in one buffer."""
 
@@ -50,17 +53,24 @@ class Events(Protocol):
     def opened(self, stream: Stream, headers: Headers) -> None:
         """The other side has begun a stream (server)."""
 
-    def answered(self, stream: Stream, headers: Headers) -> None:
-        """Headers of a stream that this side has begun, trailers too (client)."""
-
-    def woken(self, stream: Stream) -> None:
-        """A message is whole, the other side has ended its half, or the stream is over."""
-
-    def sent(self, stream: Stream) -> None:
-        """All that waited for windows has gone."""
-
     def going_away(self) -> None:
         """The other side takes no new streams."""
+
+
+class Owner(Protocol):
+    """Whose stream it is."""
+
+    def answered(self, headers: Headers) -> None:
+        """Headers of a stream that this side has begun, trailers too (client)."""
+
+    def woken(self) -> None:
+        """A message is whole, the other side has ended its half, or the stream is over."""
+
+    def room(self) -> None:
+        """All that waited for windows has gone."""
+
+    def broken(self, error: BadMessage) -> None:
+        """What comes is no message, or too large a one: nothing more is taken of the stream. End it."""
 
 
 class Stream:
@@ -72,6 +82,7 @@ class Stream:
         "connection",
         "error",
         "inbound",
+        "is_deaf",
         "is_over",
         "number",
         "owner",
@@ -90,12 +101,19 @@ class Stream:
         self.unsent: deque[memoryview] = deque()
         """What of messages waits for windows."""
         self.remote_ended = self.self_ended = self.is_over = False
+        self.is_deaf = False
+        """What more comes of it is dropped."""
         self.error: tuple[int, str] | None = None
         """Why it is over: the other side's reset, or ours."""
-        self.owner: object = None
+        self.owner: Owner | None = None
         self.window_bytes = connection.first_window_bytes
         self._granted = connection.first_window_bytes
         self._taken = 0
+
+    def wake(self) -> None:
+        """Tell whose it is, if it is anybody's."""
+        if self.owner is not None:
+            self.owner.woken()
 
     def take(self) -> Buffer | None:
         """The next whole message, if it is there."""
@@ -148,8 +166,10 @@ class Connection:
         first_window_bytes: int = WINDOW_DEFAULT,
         window_bytes: int = 16 * 1024 * 1024,
         frame_bytes_most: int = 4 * 1024 * 1024,
+        resets_most: int = IDLE_MOST,
     ) -> None:
-        """`out` is given buffers to send, in order. `first_window_bytes`: of a stream until `Stream.widen`."""
+        """`out` is given buffers to send, in order. `first_window_bytes`: of a stream until `Stream.widen`.
+        `resets_most`: calls that may be begun and reset between two rests."""
         self._events = events
         self._out = out
         self.is_client = is_client
@@ -180,13 +200,18 @@ class Connection:
         """That frame ends its stream."""
         self._block: tuple[int, int, bytearray] | None = None
         """Stream, flags and bytes of headers that are not whole."""
-        self._idle = 0
+        self._idle = self._resets = self._rested_at = 0
+        self._resets_most = resets_most
         self._has_settings = False
         self._blocked: dict[Stream, None] = {}
         """Streams that wait for the connection's window."""
 
     def begin(self) -> None:
-        """Say hello."""
+        """Say hello; a server does so when the other side has."""
+        if self.is_client:
+            self._say_hello()
+
+    def _say_hello(self) -> None:
         hello = b""
         if self.is_client:
             hello = frames.PREFACE
@@ -207,6 +232,16 @@ class Connection:
     def say(self, data: bytes) -> None:
         """Send as it is."""
         self._out([data])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the other side has said hello."""
+        return self._has_settings
+
+    def rest(self) -> None:
+        """Some seconds have gone by: what was counted until now is forgiven."""
+        self._idle = self._resets = 0
+        self._rested_at = self.last_remote
 
     # -- streams ------------------------------------------------------------------
 
@@ -319,7 +354,7 @@ class Connection:
         stream.unsent.clear()
         self._blocked.pop(stream, None)
         self.streams.pop(stream.number, None)
-        self._events.woken(stream)
+        stream.wake()
 
     def lost(self, reason: str) -> None:
         """The connection is gone."""
@@ -336,7 +371,7 @@ class Connection:
 
     def room(self) -> memoryview | None:
         """Where the next bytes are best read to; None: anywhere."""
-        if self._left and self._current is not None:
+        if self._left and self._current is not None and not self._current.is_deaf:
             return self._current.inbound.room(self._left)
         return None
 
@@ -390,6 +425,8 @@ class Connection:
         if data[:size] != wanted[:size]:
             raise BrokenPeer(frames.PROTOCOL_ERROR, "no HTTP/2 preface")
         self._preface_left -= size
+        if not self._preface_left:
+            self._say_hello()
         return data[size:]
 
     def _begin_data(self, number: int, length: int, flags: int) -> None:
@@ -426,22 +463,28 @@ class Connection:
         stream = self._current
         if stream is None or stream.is_over:
             return
-        try:
-            stream.inbound.feed(data)
-        except BadMessage as error:
-            self.reset(stream, frames.CANCEL, str(error))
-            return
+        if not stream.is_deaf:
+            try:
+                stream.inbound.feed(data)
+            except BadMessage as error:
+                stream.is_deaf = True
+                if stream.owner is not None:
+                    stream.owner.broken(error)
+                return
         self._after_data(stream)
 
     def _after_data(self, stream: Stream) -> None:
         if not self._left and self._ends:
             stream.remote_ended = True
-            self._events.woken(stream)
+            stream.wake()
             self._close_if_both(stream)
+            return
+        if stream.is_deaf:
+            stream.wake()
             return
         if stream.inbound.messages:
             self._idle = 0
-            self._events.woken(stream)
+            stream.wake()
         if stream.inbound.begun_bytes:
             stream.grant()
 
@@ -465,8 +508,7 @@ class Connection:
         elif kind == frames.RST_STREAM:
             self._on_reset(number, payload)
         elif kind == frames.GOAWAY:
-            self.is_gone = True
-            self._events.going_away()
+            self._on_goaway(payload)
         elif kind == frames.PUSH_PROMISE:
             raise BrokenPeer(frames.PROTOCOL_ERROR, "a push")
         else:
@@ -474,7 +516,7 @@ class Connection:
 
     def _count_idle(self) -> None:
         self._idle += 1
-        if self._idle > _IDLE_MOST:
+        if self._idle > IDLE_MOST:
             raise BrokenPeer(frames.ENHANCE_YOUR_CALM, f"{self._idle} frames that bring nothing on")
 
     def _padded_data(self, flags: int, number: int, payload: bytes) -> None:
@@ -543,11 +585,11 @@ class Connection:
             return
         if stream.remote_ended or (not self.is_client and not flags & frames.END_STREAM):
             raise BrokenPeer(frames.PROTOCOL_ERROR, f"headers where none are due on stream {number}")
-        if self.is_client:
-            self._events.answered(stream, headers)
+        if self.is_client and stream.owner is not None:
+            stream.owner.answered(headers)
         if flags & frames.END_STREAM:
             stream.remote_ended = True
-            self._events.woken(stream)
+            stream.wake()
             self._close_if_both(stream)
 
     def _on_window(self, number: int, payload: bytes) -> None:
@@ -565,7 +607,7 @@ class Connection:
             if stream.send_window > WINDOW_MOST:
                 self.reset(stream, frames.FLOW_CONTROL_ERROR, "its window is too large")
             elif stream.unsent and self._push(stream):
-                self._events.sent(stream)
+                _has_room(stream)
             return
         self.send_window += more
         if self.send_window > WINDOW_MOST:
@@ -575,7 +617,7 @@ class Connection:
                 break
             del self._blocked[stream]  # who still has to wait goes to the end of the line
             if self._push(stream):
-                self._events.sent(stream)
+                _has_room(stream)
 
     def _on_settings(self, flags: int, number: int, payload: bytes) -> None:
         if number:
@@ -606,7 +648,7 @@ class Connection:
         # Not before: by the other side's count the new windows begin with the ack.
         for stream in list(self.streams.values()):
             if stream.unsent and self._push(stream):
-                self._events.sent(stream)
+                _has_room(stream)
 
     def _on_ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:
@@ -621,6 +663,18 @@ class Connection:
         """Ask whether the other side is there; `ping_answered` is called when it says so."""
         self.say(frames.frame(frames.PING, 0, 0, b"penstock"))
 
+    def _on_goaway(self, payload: bytes) -> None:
+        if len(payload) < 8:
+            raise BrokenPeer(frames.FRAME_SIZE_ERROR, "GOAWAY")
+        last, code = frames.u32(payload) & 0x7FFFFFFF, frames.u32(payload, 4)
+        self.is_gone = True
+        self._events.going_away()
+        if self.is_client:
+            text = payload[8 : 8 + _TEXT_BYTES_MOST].decode("utf-8", "replace")
+            why = f"the other side goes away ({frames.name_of(code)}{': ' + text if text else ''})"
+            for stream in [each for each in self.streams.values() if each.number > last]:
+                self._over(stream, (frames.REFUSED_STREAM, why))
+
     def _on_reset(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise BrokenPeer(frames.FRAME_SIZE_ERROR, "RST_STREAM")
@@ -629,11 +683,18 @@ class Connection:
             self._is_known(number)
             self._count_idle()
             return
-        if not self.is_client:
-            self._count_idle()
+        if not self.is_client and number > self._rested_at:
+            self._resets += 1
+            if self._resets > self._resets_most:
+                raise BrokenPeer(frames.ENHANCE_YOUR_CALM, f"{self._resets} calls that were reset at once")
         code = frames.u32(payload)
         self._over(stream, (code, f"reset by the other side ({frames.name_of(code)})"))
 
 
 def _nothing() -> None:
     return None
+
+
+def _has_room(stream: Stream) -> None:
+    if stream.owner is not None:
+        stream.owner.room()

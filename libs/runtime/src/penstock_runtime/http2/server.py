@@ -2,6 +2,9 @@
 
 Handlers, interceptors and contexts are those of grpc.aio: what serves there serves here. A call is one task, and its
 messages go without another thread.
+
+A call that is refused before its first message has come is told so after that, or a second later: a grpcio client whose
+first write meets the end of its call says "Internal error from Core", and not with what status the call ended.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -17,8 +20,9 @@ import grpc
 import grpc.aio
 
 from penstock_runtime.http2 import frames
-from penstock_runtime.http2.connection import Connection, Headers, Stream
-from penstock_runtime.http2.inbound import Buffer
+from penstock_runtime.http2.connection import IDLE_MOST, Connection, Headers, Stream
+from penstock_runtime.http2.inbound import BadMessage, Buffer, TooLarge
+from penstock_runtime.http2.peer_properties import properties_of
 from penstock_runtime.http2.status import CONTENT_TYPE, timeout_s, trailers
 from penstock_runtime.http2.wire import Wire
 from penstock_runtime.logs import error_fields, get_log
@@ -27,7 +31,17 @@ Handler = Any
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 """What may be under way of a call whose handler reads."""
 _FIRST_MESSAGE_S: Final = 1.0
+_UNHEARD_MOST: Final = 1_000
+"""Refused calls whose first message is waited for; others are told at once."""
 _HEAD: Final = ((":status", "200"), ("content-type", CONTENT_TYPE))
+_PLAIN: Final = ("grpc-accept-encoding", "identity")
+_LOOK_S: Final = 2.5
+_HELLO_S: Final = 5.0
+"""Until then a connection has said that it speaks HTTP/2."""
+_IDLE_S: Final = 300.0
+"""A connection without a call for so long ends; its channel makes another one with its next call."""
+_FINISHED: Final = "RPC already finished."
+_STOPS: Final = "the process stops"
 
 
 class CallDetails(NamedTuple):
@@ -78,14 +92,40 @@ class Call:
                 self._sent.set_result(None)
             self.task.cancel()
 
+    def answered(self, headers: Headers) -> None:
+        """Clients answer nothing."""
+
     def room(self) -> None:
         """All that was written has gone."""
         if self._sent is not None and not self._sent.done():
             self._sent.set_result(None)
 
+    def broken(self, error: BadMessage) -> None:
+        """What comes is no message."""
+        too_large = isinstance(error, TooLarge)
+        self.end(grpc.StatusCode.RESOURCE_EXHAUSTED if too_large else grpc.StatusCode.INTERNAL, str(error))
+
     def _too_late(self) -> None:
-        self.finish(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+        self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def end(self, code: grpc.StatusCode, details: str) -> None:
+        """End it under its handler."""
+        self.finish(code, details)
         self.task.cancel()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anything has come of it, or nothing will."""
+        stream = self._stream
+        inbound = stream.inbound
+        return self._is_wide or stream.remote_ended or bool(inbound.messages) or not inbound.is_between
+
+    async def until_heard(self) -> None:
+        """Wait for that; nothing of it is kept."""
+        self._stream.is_deaf = True
+        if not self._stream.is_over:
+            self._waiting = self._server.loop.create_future()
+            await self._waiting
 
     def finish(self, code: grpc.StatusCode, details: str) -> None:
         """Say how the call has ended, once."""
@@ -121,7 +161,7 @@ class Call:
         """Send a message; returns when it is on its way."""
         stream = self._stream
         if stream.is_over or stream.self_ended:
-            raise grpc.aio.UsageError("RPC already finished.")
+            raise grpc.aio.UsageError(_FINISHED)
         if not self._has_head:
             await self.send_initial_metadata(())
         data: Buffer = message if self.serializer is None else self.serializer(message)
@@ -129,7 +169,7 @@ class Call:
             self._sent = self._server.loop.create_future()
             await self._sent
             if stream.is_over:
-                raise grpc.aio.UsageError("RPC already finished.")
+                raise grpc.aio.UsageError(_FINISHED)
         room = self._peer.wire.room
         if room is not None:
             await asyncio.shield(room)
@@ -146,12 +186,31 @@ class Call:
         """End the call."""
         self._code, self._details = code, details
         self._trailing = (*self._trailing, *trailing_metadata)
-        self.finish(code, details)
+        if self.is_heard:
+            self.finish(code, details)
         raise grpc.aio.AbortError("Locally aborted.")
 
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
         """What goes with the end."""
         self._trailing = tuple(metadata)
+
+    async def answer(self, message: Any) -> None:
+        """The only response, and the end of the call with it: one write, where windows let it go."""
+        stream, wire = self._stream, self._peer.wire
+        data: Buffer = message if self.serializer is None else self.serializer(message)
+        if stream.is_over or stream.self_ended:
+            raise grpc.aio.UsageError(_FINISHED)
+        wire.hold()
+        try:
+            await self.send_initial_metadata(())
+            has_gone = stream.connection.send(stream, data)
+            if has_gone:
+                self.finish(self._code or grpc.StatusCode.OK, self._details)
+        finally:
+            wire.release()
+        if not has_gone:
+            self._sent = self._server.loop.create_future()
+            await self._sent
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         """What the caller said beside its messages."""
@@ -185,12 +244,21 @@ class Call:
         """Seconds; None without a deadline."""
         return None if self._until_s is None else max(self._until_s - self._server.loop.time(), 0.0)
 
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._messages()
 
-    async def _messages(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-            yield message
+class Requests:
+    """The messages of a call, for handlers that iterate over them."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __aiter__(self) -> Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._call.read()
+        if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+            raise StopAsyncIteration
+        return message
 
 
 class Peer:
@@ -200,15 +268,19 @@ class Peer:
         self.server = server
         self.wire = wire
         self.name = _name_of(transport.get_extra_info("peername"))
-        self.properties: dict[str, Sequence[bytes]] = {}
+        self.properties = properties_of(transport.get_extra_info("ssl_object"))
         self.connection = Connection(
             self,
             wire.out,
             is_client=False,
             streams_max=server.streams_max,
             message_bytes_most=server.message_bytes_most,
+            resets_most=server.resets_most,
         )
         self.calls: dict[Stream, Call] = {}
+        self._since_s = self._called_s = server.loop.time()
+        self._seen_bytes = 0
+        self._is_asked = False
 
     def opened(self, stream: Stream, headers: Headers) -> None:
         """See `Events`."""
@@ -218,79 +290,129 @@ class Peer:
             self.connection.head(stream, [(":status", "415")], ends=True)
             self.connection.reset(stream, frames.NO_ERROR)
             return
+        if named.get("grpc-encoding", "identity") != "identity":
+            text = f"messages are not taken compressed ({named['grpc-encoding']}); send them as they are"
+            self.connection.head(
+                stream, [*_HEAD, *trailers(grpc.StatusCode.UNIMPLEMENTED, text), _PLAIN], ends=True
+            )
+            self.connection.reset(stream, frames.NO_ERROR)
+            return
         call = stream.owner = Call(self.server, self, stream, headers)
         self.calls[stream] = call
         call.begin(named)
         call.task.add_done_callback(lambda _: self.calls.pop(stream, None))
 
-    def answered(self, stream: Stream, headers: Headers) -> None:
-        """See `Events`."""
-
-    def woken(self, stream: Stream) -> None:
-        """See `Events`."""
-        if isinstance(stream.owner, Call):
-            stream.owner.woken()
-
-    def sent(self, stream: Stream) -> None:
-        """See `Events`."""
-        if isinstance(stream.owner, Call):
-            stream.owner.room()
-
     def going_away(self) -> None:
         """See `Events`."""
 
+    def look(self, now_s: float) -> None:
+        """Ask a silent one whether it is there; end one that is not, or has nothing to say."""
+        connection, wire = self.connection, self.wire
+        connection.rest()
+        if not connection.has_begun:
+            if now_s - self._since_s >= _HELLO_S:
+                wire.abort("it does not speak HTTP/2")
+            return
+        if connection.streams:
+            self._called_s = now_s
+        elif now_s - self._called_s >= _IDLE_S:
+            connection.go_away()
+            wire.close("it was idle")
+            return
+        if wire.received_bytes != self._seen_bytes:
+            self._seen_bytes, self._is_asked = wire.received_bytes, False
+        elif self._is_asked:
+            wire.abort("keepalive watchdog timeout")
+        else:
+            self._is_asked = True
+            connection.ping()
+
+
+def _nothing() -> None:
+    return None
+
 
 class Server:
-    """Answers calls on the connections that `accept` makes protocols for."""
+    """Answers calls on the connections that `protocol` is made for."""
 
     def __init__(
-        self, *, interceptors: Sequence[Any] = (), streams_max: int = 100, message_bytes_most: int
+        self,
+        *,
+        interceptors: Sequence[Any] = (),
+        streams_max: int = 100,
+        message_bytes_most: int,
+        resets_most: int = IDLE_MOST,
     ) -> None:
+        """`streams_max`: calls of a connection that are open at a time. `resets_most`: see `Connection`."""
         self.loop = asyncio.get_running_loop()
         self.streams_max = streams_max
         self.message_bytes_most = message_bytes_most
+        self.resets_most = resets_most
         self._interceptors = tuple(interceptors)
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self.peers: dict[Wire, Peer] = {}
+        self.unheard = 0
         self._empty = asyncio.Event()
+        self._looks: asyncio.TimerHandle | None = None
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
         """Answer by these too."""
         self._generic.extend(handlers)
 
-    def protocol(self) -> Wire:
-        """For a connection that was accepted."""
-        return Wire(self._begun, self._over)
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        """What generated code says besides: the generic handlers have them all."""
+
+    def protocol(self, ended: Callable[[], None] = _nothing) -> Wire:
+        """For a connection that was accepted. `ended` is called when it is gone."""
+
+        def over(wire: Wire, reason: str) -> None:
+            self._over(wire)
+            ended()
+
+        return Wire(self._begun, over)
 
     def _begun(self, wire: Wire, transport: asyncio.Transport) -> Connection:
         peer = self.peers[wire] = Peer(self, wire, transport)
+        if self._looks is None:
+            self._looks = self.loop.call_later(_LOOK_S, self._look)
         return peer.connection
 
-    def _over(self, wire: Wire, reason: str) -> None:
+    def _over(self, wire: Wire) -> None:
         self.peers.pop(wire, None)
         if not self.peers:
             self._empty.set()
 
+    def _look(self) -> None:
+        now_s = self.loop.time()
+        for peer in list(self.peers.values()):
+            peer.look(now_s)
+        self._looks = self.loop.call_later(_LOOK_S, self._look) if self.peers else None
+
     async def stop(self, grace_s: float | None) -> None:
-        """Take no new calls; those at hand have `grace_s` to end (None: none)."""
+        """Take no new calls; those at hand have `grace_s` to end (None: none). Safe to call twice."""
         for peer in list(self.peers.values()):
             peer.connection.go_away()
-        tasks = [call.task for peer in self.peers.values() for call in peer.calls.values()]
+        calls = [call for peer in self.peers.values() for call in peer.calls.values()]
+        tasks = [call.task for call in calls]
         if tasks and grace_s:
             await asyncio.wait(tasks, timeout=grace_s)
-        for task in tasks:
-            task.cancel()
+        for call in calls:
+            if not call.task.done():
+                call.end(grpc.StatusCode.UNAVAILABLE, _STOPS)
         if tasks:
             await asyncio.wait(tasks)
         for wire in list(self.peers):
-            wire.close("the server stops")
+            wire.close(_STOPS)
         if self.peers:
             self._empty.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._empty.wait()
             for wire in list(self.peers):
-                wire.abort("the server stops")
+                wire.abort(_STOPS)
+        if self._looks is not None:
+            self._looks.cancel()
+            self._looks = None
 
     # -- a call -------------------------------------------------------------------
 
@@ -312,29 +434,43 @@ class Server:
         try:
             handler = await self._handler(CallDetails(path, call.invocation_metadata()))
             if handler is None:
-                # A grpcio client whose first write meets the end of its call says "Internal error from Core", and not
-                # with what status the call ended.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_FIRST_MESSAGE_S):
-                        await call.read()
-                call.finish(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+                await self._refuse(call, grpc.StatusCode.UNIMPLEMENTED, f"nobody has the method {path} here")
                 return
             await _run(handler, call)
             call.finish(call.code() or grpc.StatusCode.OK, call.details())
         except grpc.aio.AbortError:
-            pass
+            await self._refuse(call, call.code() or grpc.StatusCode.UNKNOWN, call.details())
         except asyncio.CancelledError:
             call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
         except Exception as error:
-            get_log().error("call failed", method=path, peer=call.peer(), **error_fields(error))
-            call.finish(grpc.StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")
+            code = call.code()
+            if code is None:
+                get_log().error("call failed", method=path, peer=call.peer(), **error_fields(error))
+                call.set_details(f"{type(error).__name__}: {error}")
+            # As generated code says of a method that a handler has not.
+            await self._refuse(call, code or grpc.StatusCode.UNKNOWN, call.details())
+
+    async def _refuse(self, call: Call, code: grpc.StatusCode, details: str) -> None:
+        """End a call, as soon as its client has said something."""
+        try:
+            if not call.is_heard and self.unheard < _UNHEARD_MOST:
+                self.unheard += 1
+                try:
+                    async with asyncio.timeout(_FIRST_MESSAGE_S):
+                        await call.until_heard()
+                except TimeoutError:
+                    pass
+                finally:
+                    self.unheard -= 1
+        finally:
+            call.finish(code, details)
 
 
 async def _run(handler: Handler, call: Call) -> None:
     call.deserializer, call.serializer = handler.request_deserializer, handler.response_serializer
     if handler.request_streaming:
         behaviour = handler.stream_stream or handler.stream_unary
-        request: Any = call
+        request: Any = Requests(call)
     else:
         behaviour = handler.unary_stream or handler.unary_unary
         request = await call.read()
@@ -350,7 +486,7 @@ async def _run(handler: Handler, call: Call) -> None:
         return
     answer = await behaviour(request, call)
     if not handler.response_streaming:
-        await call.write(answer)
+        await call.answer(answer)
 
 
 def _name_of(address: Any) -> str:

@@ -30,6 +30,8 @@ class Wire(asyncio.BufferedProtocol):
         self._reason = ""
         self._is_direct = False
         self._room: asyncio.Future[None] | None = None
+        self._held: list[Buffer] | None = None
+        self._is_lost = False
         self.connection: Connection
         self.received_bytes = 0
 
@@ -57,7 +59,9 @@ class Wire(asyncio.BufferedProtocol):
             else:
                 self.connection.received(_SCRATCH[:nbytes])
         except BrokenPeer as broken:
-            self.connection.go_away(broken.code, broken.reason)
+            # Who does not speak HTTP/2 hears nothing.
+            if self.connection.has_begun:
+                self.connection.go_away(broken.code, broken.reason)
             self.close(broken.reason)
 
     def eof_received(self) -> bool:
@@ -72,6 +76,9 @@ class Wire(asyncio.BufferedProtocol):
             room.set_result(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
         self.resume_writing()
         reason = self._reason or (str(exc) if exc is not None else "the other side has closed the connection")
         self.connection.lost(reason)
@@ -86,8 +93,27 @@ class Wire(asyncio.BufferedProtocol):
 
     def out(self, buffers: list[Buffer]) -> None:
         """Send; what is sent after the end is dropped."""
-        if not self._transport.is_closing():
+        if self._held is not None:
+            self._held += buffers
+        elif not self._transport.is_closing() and not self._is_lost:
             self._transport.writelines(buffers)
+
+    def hold(self) -> None:
+        """Send nothing until `release`, and all of it at once then. Wait for nothing in between."""
+        self._held = []
+
+    def release(self) -> None:
+        """See `hold`."""
+        held, self._held = self._held, None
+        if held:
+            self.out(held)
+
+    def give_up(self, reason: str) -> None:
+        """Whoever made the transport has ended it, and tells nobody. (uvloop does not, of a handshake that is
+        cancelled when it is all but done.)"""
+        if hasattr(self, "connection"):
+            self._reason = self._reason or reason
+            self.connection_lost(None)
 
     def close(self, reason: str) -> None:
         """End the connection once what was said is sent."""

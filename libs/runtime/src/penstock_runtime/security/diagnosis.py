@@ -1,17 +1,20 @@
 """Why a TLS connection with another role is not made.
 
-gRPC says "Socket closed" or "failed to connect" for all of it. So a connection is tried once more with OpenSSL, which
-knows the reason, and the reason is put in words that say what to look at.
+Whoever calls hears in short what an attempt came to, and of a refusal by the other side only that the connection has
+ended. So it is tried once more, and the reason is put in words that say what to look at.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Mapping
+from typing import Any
 
 from penstock_core.addresses import parse_address
 from penstock_core.security.identity import BadIdentity, PeerIdentity, identity_of
 from penstock_runtime.addresses import StartupError
+from penstock_runtime.http2 import frames
 from penstock_runtime.security.role_tls import load_client_context
 from penstock_runtime.security.tls_files import TlsFiles
 
@@ -42,20 +45,29 @@ def find_fault(address: str, files: TlsFiles, role: str) -> str:
         return ""
 
 
+def find_stranger(certificate: Mapping[str, Any] | None, own: PeerIdentity, role: str) -> str:
+    """Why a certificate is not that of a `role` of our cluster; "" when it is."""
+    try:
+        found = identity_of(certificate)
+    except BadIdentity as error:
+        return f"{error}; look at its tls.cert"
+    if (found.trust_domain, found.role) != (own.trust_domain, role):
+        return f"its certificate is that of {found}, not of a {role} of {own.trust_domain}"
+    return ""
+
+
 def _try(plain: socket.socket, context: ssl.SSLContext, own: PeerIdentity, role: str) -> str:
     try:
         sock = context.wrap_socket(plain)
     except TimeoutError:
         return "it does not answer in the TLS handshake; does it have a [tls] table?"
     with sock:
-        try:
-            found = identity_of(sock.getpeercert())
-        except BadIdentity as error:
-            return f"{error}; look at its tls.cert"
-        if (found.trust_domain, found.role) != (own.trust_domain, role):
-            return f"its certificate is that of {found}, not of a {role} of {own.trust_domain}"
+        fault = find_stranger(sock.getpeercert(), own, role)
+        if fault:
+            return fault
         # A server that takes our certificate says its HTTP/2 settings now; with TLS 1.3 a refusal comes here too.
         try:
+            sock.sendall(frames.PREFACE + frames.settings({}))
             return "" if sock.recv(1) else _REFUSED
         except TimeoutError:
             return ""

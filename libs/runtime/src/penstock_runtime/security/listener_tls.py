@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from penstock_runtime.addresses import StartupError
 from penstock_runtime.door import ListenerTls
 from penstock_runtime.security import role_tls
-from penstock_runtime.security.role_tls import Pem, RoleTls
+from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.security.tls_files import WatchedFiles
 
 _VERIFY: Final = {
@@ -35,18 +35,16 @@ class ListenerContext(NamedTuple):
     """When the certificate ends, in s since 1970."""
     names: tuple[str, ...]
     """The hosts and addresses in it."""
-    pem: Pem | None = None
-    """For gRPC, which has a TLS of its own."""
 
 
 class ListenerTlsFiles(WatchedFiles[ListenerContext]):
     """The newest context of a listener."""
 
-    def __init__(self, listener: str, tls: ListenerTls, *, with_pem: bool = False) -> None:
-        """Load it. Raises StartupError."""
+    def __init__(self, listener: str, tls: ListenerTls, *, protocol: str = "") -> None:
+        """Load it. `protocol`: what is said that is spoken (ALPN); "": nothing is. Raises StartupError."""
         self.cert = tls.cert
         self.tls = tls
-        super().__init__(tls.paths(), lambda: load_listener_context(listener, tls, with_pem=with_pem))
+        super().__init__(tls.paths(), lambda: load_listener_context(listener, tls, protocol))
 
     def context(self) -> ssl.SSLContext:
         """For the next connection."""
@@ -71,18 +69,20 @@ def is_resumed_after_end(made_tls: ssl.SSLObject, now_s: float) -> bool:
     return bool(certificate) and ssl.cert_time_to_seconds(str(certificate["notAfter"])) < now_s  # type: ignore[index]
 
 
-def load_listener_context(listener: str, tls: ListenerTls, *, with_pem: bool = False) -> ListenerContext:
+def load_listener_context(listener: str, tls: ListenerTls, protocol: str = "") -> ListenerContext:
     """A context for clients' connections; certificate, key and chain load, belong together and are good now.
 
     Raises StartupError with the listener, the file and the mend.
     """
     try:
         loaded = _load(tls)
-        return loaded._replace(pem=role_tls.read_pem(_files(tls))) if with_pem else loaded
     except StartupError as error:
         # Doors beside the listeners have names in small letters.
         where = f"{listener}_door" if listener.islower() else f"listener {listener}"
         raise StartupError(f"{where}: {error}".replace("tls.ca ", "tls.client_ca ")) from None
+    if protocol:
+        loaded.context.set_alpn_protocols([protocol])
+    return loaded
 
 
 def _files(tls: ListenerTls) -> RoleTls:

@@ -21,9 +21,9 @@ from penstock_core.security.identity import BadIdentity, PeerIdentity, parse_uri
 from penstock_runtime.audit import Audit
 from penstock_runtime.logs import Log, get_log
 from penstock_runtime.security.callers import caller, set_caller
-from penstock_runtime.security.grpc_tls import RESUMED_AFTER_END, is_resumed_after_end
 from penstock_runtime.security.methods import METHOD_ROLES
 from penstock_runtime.security.refused import RefusedCertificates, serial_in_pem
+from penstock_runtime.security.resumed_sessions import RESUMED_AFTER_END, is_resumed_after_end
 
 _LOGGED_MAX = 100
 """Different refusals that are logged, each once: others could fill the disk with them."""

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from penstock_core.security.identity import BadIdentity, PeerIdentity, identity_of
 from penstock_runtime.addresses import StartupError
 
+HTTP2 = "h2"
+"""As gRPC's clients and servers name what they speak (RFC 9113, 3.2): they take nobody who does not."""
 _PASSWORD_BYTES_MAX = 4096
 _HANDSHAKE_STEPS_MAX = 16
 
@@ -47,14 +49,6 @@ class RoleTls(BaseModel):
         return (self.cert, self.key, self.ca, *more)
 
 
-class Pem(NamedTuple):
-    """The files' content, for libraries with a TLS of their own; the key has no password any more."""
-
-    cert: bytes
-    key: bytes
-    ca: bytes
-
-
 class RoleContexts(NamedTuple):
     """What was loaded from one state of the files."""
 
@@ -62,7 +56,8 @@ class RoleContexts(NamedTuple):
     client: ssl.SSLContext
     identity: PeerIdentity
     """Whose certificate it is: ours."""
-    pem: Pem
+    cert: bytes
+    """The certificate's file."""
     not_after_s: float
     """When it runs out, in s since 1970."""
 
@@ -89,6 +84,8 @@ def load_contexts(tls: RoleTls, role: str, *, least: ssl.TLSVersion = ssl.TLSVer
     Raises StartupError, with the file and the mend, also when the certificate is not that of `role`.
     """
     server, client = load_server_context(tls, least=least), load_client_context(tls, least=least)
+    for context in (server, client):
+        context.set_alpn_protocols([HTTP2])
     try:
         certificate = _shake_hands(server, client) or {}
         identity = identity_of(certificate)
@@ -108,36 +105,7 @@ def load_contexts(tls: RoleTls, role: str, *, least: ssl.TLSVersion = ssl.TLSVer
     if identity.role != role:
         raise StartupError(f"tls.cert = {tls.cert} is that of a {identity.role}; give one of a {role}")
     not_after_s = ssl.cert_time_to_seconds(certificate["notAfter"])
-    return RoleContexts(server, client, identity, read_pem(tls), float(not_after_s))
-
-
-def read_pem(tls: RoleTls) -> Pem:
-    """The content of the files. Raises StartupError."""
-    try:
-        cert, key, ca = tls.cert.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes()
-    except OSError as error:
-        raise StartupError(f"tls: {error.filename}: {error.strerror}; give a file that can be read") from None
-    if tls.key_password_file is not None and b"ENCRYPTED" in key:
-        key = _without_password(tls, key, _password(tls.key_password_file))
-    return Pem(cert, key, ca)
-
-
-def _without_password(tls: RoleTls, key: bytes, password: bytes) -> bytes:
-    """gRPC cannot ask for a password."""
-    try:
-        from cryptography.hazmat.primitives import serialization as form
-    except ImportError:
-        raise StartupError(
-            f"tls.key = {tls.key} has a password, which takes the package cryptography: install "
-            "penstock-runtime[encrypted-keys], or store the key without one"
-        ) from None
-    try:
-        loaded = form.load_pem_private_key(key, password)
-    except (ValueError, TypeError):
-        raise StartupError(
-            f"tls.key = {tls.key} cannot be loaded with the password in tls.key_password_file; give a key in PEM"
-        ) from None
-    return loaded.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    return RoleContexts(server, client, identity, _read_cert(tls), float(not_after_s))
 
 
 def _load(context: ssl.SSLContext, tls: RoleTls, least: ssl.TLSVersion) -> ssl.SSLContext:
@@ -173,6 +141,13 @@ def _load(context: ssl.SSLContext, tls: RoleTls, least: ssl.TLSVersion) -> ssl.S
     except OSError as error:
         raise StartupError(f"tls.ca = {tls.ca}: {error.strerror}; give a file that can be read") from None
     return context
+
+
+def _read_cert(tls: RoleTls) -> bytes:
+    try:
+        return tls.cert.read_bytes()
+    except OSError as error:
+        raise StartupError(f"tls.cert = {tls.cert}: {error.strerror}; give a file that can be read") from None
 
 
 def check_private(path: Path, name: str) -> None:

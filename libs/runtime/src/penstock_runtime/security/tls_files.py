@@ -122,7 +122,7 @@ class TlsFiles(WatchedFiles[RoleContexts]):
     @property
     def own_serial(self) -> str:
         """The serial number of the certificate that is in use."""
-        return serial_in_pem(self.current.pem.cert)
+        return serial_in_pem(self.current.cert)
 
     @property
     def cert(self) -> Path:

@@ -22,7 +22,7 @@ import grpc.aio
 from penstock_frontend.authorizer import ANONYMOUS, Identity, Operation, ResourceType, client_identity
 from penstock_frontend.sign_in.callers import Caller, CallerDoor, CutOff, NotLetIn
 from penstock_gateway.rpc.describe import peer_host
-from penstock_runtime.security.grpc_tls import RESUMED_AFTER_END, is_resumed_after_end
+from penstock_runtime.security.resumed_sessions import RESUMED_AFTER_END, is_resumed_after_end
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler = Any

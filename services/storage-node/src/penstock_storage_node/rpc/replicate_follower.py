@@ -24,6 +24,7 @@ from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.fast.replicate import ReceivedData, decode_replica_data
 from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import CHANNEL_CLOSED, ChannelPool, was_cut_off
+from penstock_runtime.http2.client import ChannelLimits
 from penstock_runtime.security.methods import STORAGE_NODE
 from penstock_storage_node.replica.manager import ReplicaManager
 from penstock_storage_node.replica.partition import Partition
@@ -37,9 +38,9 @@ METHOD = "/penstock.v1.Storage/Replicate"
 CHANNELS = {LIVE: "replica", CATCH_UP: "catch-up"}
 """Each lane is a connection of its own: neither relayed requests nor a rebuild hold up live batches."""
 
-REPLICA_CHANNEL_OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 512 * 1024))
-"""A fixed window: left to itself it grows to megabytes that only lie in memory, beside those that
-wait for the disk. 0.5 GB/s at a round trip of a millisecond."""
+REPLICA_CHANNEL_LIMITS = ChannelLimits(window_bytes=512 * 1024)
+"""More than that would only lie in memory, beside what waits for the disk. 0.5 GB/s at a round trip of a
+millisecond."""
 
 PAUSE_MS_MIN = 20
 PAUSE_MS_MAX = 500
@@ -121,7 +122,7 @@ class FollowerStream:
     async def _run_stream(self, node: NodeImage) -> None:
         manager = self._manager
         channel = self._channels.get(node.grpc.address, STORAGE_NODE, CHANNELS[self._lane])
-        call: Any = channel.stream_stream(METHOD, None, None)()  # type: ignore[call-arg]
+        call: Any = channel.stream_stream(METHOD, None, None)()
         hello = pb.ReplicaHello(
             node_id=manager.registry.node_id,
             node_epoch=manager.registry.node_epoch,

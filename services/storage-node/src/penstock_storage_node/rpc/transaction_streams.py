@@ -130,7 +130,7 @@ class _Stream:
     async def _run_stream(self, node: NodeImage) -> None:
         registry = self._manager.registry
         channel = self._channels.get(node.grpc.address, STORAGE_NODE, CHANNEL)
-        call: Any = channel.stream_stream(METHOD, None, None)()  # type: ignore[call-arg]
+        call: Any = channel.stream_stream(METHOD, None, None)()
         hello = pb.TransactionsHello(
             node_id=registry.node_id,
             node_epoch=registry.node_epoch,

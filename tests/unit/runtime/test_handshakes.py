@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from penstock_frontend.listener import handshakes
-from penstock_frontend.listener.handshakes import (
+from penstock_runtime import handshakes
+from penstock_runtime.handshakes import (
     PACED_PER_S,
     PATIENCE_AMONG_EQUALS_S,
     PATIENCE_S,
