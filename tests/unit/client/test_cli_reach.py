@@ -27,6 +27,7 @@ def server(answer: bytes | None, pieces: int = 1) -> Iterator[str]:
 
         def serve() -> None:
             connection, _ = listener.accept()
+            listener.close()  # whoever asks again is refused
             with connection:
                 request = connection.recv(1024)
                 body = request[8:12] + struct.pack(">hi", 0, 0)
@@ -35,6 +36,25 @@ def server(answer: bytes | None, pieces: int = 1) -> Iterator[str]:
                 with suppress(ConnectionError):  # who asked may have seen enough, and closed
                     for start in range(0, len(data), step):
                         connection.sendall(data[start : start + step])
+
+        thread = threading.Thread(target=serve, daemon=True)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.start()
+        yield address
+        thread.join()
+
+
+@contextmanager
+def silent_http2() -> Iterator[str]:
+    """Says nothing to who does not begin with HTTP/2's preface, as our gRPC ports."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with connection:
+                    if connection.recv(1024).startswith(b"PRI * HTTP/2.0"):
+                        connection.sendall(SETTINGS_FRAME)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -113,3 +133,9 @@ def test_a_malformed_address_is_bad_usage(
 
 def test_an_ipv6_address_is_written_in_brackets() -> None:
     assert reach.split_address("[::1]:9092") == ("::1", 9092)
+
+
+def test_a_grpc_port_that_says_nothing_to_others_is_asked_in_its_own_words() -> None:
+    with silent_http2() as address:
+        found = reach.look_for_grpc(address)
+    assert (found.speaks, found.reason) == (reach.Speaks.GRPC, "this is a gRPC port")

@@ -29,6 +29,10 @@ _CLIENT_ID: Final = b"penstock-cli"
 _HEAD_BYTES: Final = 9
 """As much of an answer as it takes: a Kafka length and correlation id, or an HTTP/2 frame header."""
 _ANSWER_BYTES_MAX: Final = 1 << 20
+_SETTINGS: Final = b"\x04\x00\x00\x00\x00\x00"
+"""Kind, flags and stream of the frame that an HTTP/2 server says first (RFC 9113, 3.4)."""
+_HTTP2_ANSWER_S: Final = 2.0
+_HTTP2_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS
 
 
 class Speaks(StrEnum):
@@ -117,7 +121,9 @@ def kafka_connection(address: str, connector: Connector = PLAINTEXT) -> socket.s
     except TimeoutError:
         problem = Problem(address, f"takes connections but gives no answer within {answer_s:g} s")
     except OSError as error:
-        problem = Problem(address, _why_closed(error), Speaks.NOTHING)
+        speaks = Speaks.GRPC if _speaks_http2(address, connector) else Speaks.NOTHING
+        reason = f"this is {speaks}" if speaks is Speaks.GRPC else _why_closed(error)
+        problem = Problem(address, reason, speaks)
     except BaseException:
         connection.close()
         raise
@@ -149,7 +155,7 @@ def _introduce(connection: socket.socket) -> Speaks:
         return Speaks.TLS
     if len(head) < _HEAD_BYTES:
         raise ConnectionError("closed")
-    if head[3:] == b"\x04\x00\x00\x00\x00\x00":
+    if _is_settings(head):
         return Speaks.GRPC
     length, correlation_id = struct.unpack_from(">ii", head)
     if correlation_id != _CORRELATION_ID or not 4 < length <= _ANSWER_BYTES_MAX:
@@ -157,6 +163,22 @@ def _introduce(connection: socket.socket) -> Speaks:
     if len(_read(connection, 4 + length - _HEAD_BYTES)) < 4 + length - _HEAD_BYTES:
         raise ConnectionError("closed")
     return Speaks.KAFKA
+
+
+def _speaks_http2(address: str, connector: Connector) -> bool:
+    """Whether a server that closed a connection without a word talks to who speaks HTTP/2."""
+    connect_s, answer_s = timeouts_s()
+    try:
+        with connector.open(*split_address(address), connect_s) as connection:
+            connection.settimeout(min(answer_s, _HTTP2_ANSWER_S))
+            connection.sendall(_HTTP2_HELLO)
+            return _is_settings(_read(connection, _HEAD_BYTES))
+    except (NoTls, OSError):
+        return False
+
+
+def _is_settings(head: bytes) -> bool:
+    return head[3:] == _SETTINGS
 
 
 def _read(connection: socket.socket, count: int) -> bytes:

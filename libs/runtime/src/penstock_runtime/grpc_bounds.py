@@ -1,4 +1,4 @@
-"""What a gRPC port lets others take of it. Pure; `grpc_calls` and `grpc_connections` see to it."""
+"""What a gRPC port lets others take of it. Pure; `grpc_calls` and `grpc_port` see to it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,6 @@ class GrpcBounds:
     calls_max: int = 5_000
     """Calls that are open at a time; 0: not bounded, because methods have bounds of their own."""
     calls_per_address_max: int = 400
-
-    @property
-    def accepted_max(self) -> int:
-        """Connections that gRPC accepts: room for those who may be worth more than one that is here."""
-        return self.connections_max + 2 * self.strangers_max
 
     @property
     def streams_max(self) -> int:

@@ -123,10 +123,7 @@ class ChannelPool:
             for each in tuple(self._old):
                 secure, until_s = each
                 # Idle is what a channel is that has had no call for its idle timeout.
-                if (
-                    secure.channel.get_state() is grpc.ChannelConnectivity.IDLE
-                    or self._clock_s() > until_s
-                ):
+                if secure.channel.get_state() is grpc.ChannelConnectivity.IDLE or self._clock_s() > until_s:
                     await _close_secure(secure)
                     self._old.remove(each)
         self._closes_old = None

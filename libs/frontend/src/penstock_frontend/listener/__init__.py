@@ -7,7 +7,6 @@
 `descriptors`      how many file descriptors clients leave to files
 `doorway`          letting clients in: accept, caps, the PROXY header
 `frame_memory`     memory for requests that are on their way in or not answered yet
-`handshakes`       whose TLS handshake begins next, when only so many may be under way
 `limits`           what one listener gives its clients at most
 `listener`         a port that speaks Kafka's framing
 `metrics`          counters of the Kafka side of a process
