@@ -377,6 +377,8 @@ def _pass(connection: Connection, parts: list[bytes]) -> int:
     try:
         for part in parts:
             connection.received(memoryview(part))
+            while connection.is_behind:
+                connection.received(memoryview(b""))
     except http2.BrokenPeer as error:
         return error.code
     return 0

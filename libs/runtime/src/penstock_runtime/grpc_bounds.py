@@ -23,6 +23,8 @@ class GrpcBounds:
     calls_max: int = 5_000
     """Calls that are open at a time; 0: not bounded, because methods have bounds of their own."""
     calls_per_address_max: int = 400
+    window_bytes: int = 4 * 1024 * 1024
+    """What may be under way of a call, beside the rest of one message."""
 
     @property
     def streams_max(self) -> int:

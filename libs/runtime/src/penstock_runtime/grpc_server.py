@@ -84,6 +84,7 @@ async def serve(
         streams_max=bounds.streams_max,
         message_bytes_most=GRPC_MESSAGE_BYTES_MAX,
         resets_most=IDLE_MOST if bounds.calls_max else _RESETS_OF_ROLES_MOST,
+        window_bytes=bounds.window_bytes,
     )
     add_services(server)
     port = GrpcPort(

@@ -27,6 +27,10 @@ def _default_listeners() -> list[ListenerSettings]:
     ]
 
 
+_WINDOW_BYTES = 1024 * 1024
+"""Of a client's call: anybody may open hundreds."""
+
+
 class GatewaySettings(KafkaServerSettings):
     """Penstock's gateway: the address that Kafka clients, Spark and the command line dial."""
 
@@ -79,6 +83,7 @@ class GatewaySettings(KafkaServerSettings):
             super().grpc_bounds,
             calls_max=self.grpc_calls_max,
             calls_per_address_max=self.grpc_calls_per_address_max,
+            window_bytes=_WINDOW_BYTES,
         )
 
     @field_validator("listeners")

@@ -79,6 +79,8 @@ class End:
             room = self.connection.room()
             if room is None:
                 self.connection.received(memoryview(data[:size]))
+                while self.connection.is_behind:
+                    self.connection.received(memoryview(b""))
             else:
                 size = min(size, len(room), len(data))
                 room[:size] = data[:size]
@@ -219,7 +221,10 @@ def test_streams_beyond_the_most_are_refused_and_the_others_go_on() -> None:
 def test_a_message_that_is_only_announced_takes_no_memory() -> None:
     server = End(is_client=False, echoes=False)
     server.takes(call() + frames.frame(frames.DATA, 0, 1, frames.message_prefix(900_000)))
-    message = server.connection.streams[1].inbound._message
+    stream = server.connection.streams[1]
+    assert stream.inbound._message is None
+    assert stream.take() is None
+    message = stream.inbound._message
     assert message is not None
     assert len(message) <= 16 * 1024
 
@@ -228,6 +233,7 @@ def test_messages_that_are_too_long_or_compressed_end_their_stream_alone() -> No
     for prefix in (frames.message_prefix(1_000_001), b"\1\0\0\0\5"):
         server = End(is_client=False, echoes=False)
         server.takes(call() + frames.frame(frames.DATA, 0, 1, prefix))
+        assert server.connection.streams[1].take() is None
         assert list(server.over) == [1]
 
 

@@ -70,6 +70,8 @@ class Raw:
         with contextlib.suppress(ConnectionError):
             while data := await self._reader.read(1 << 16):
                 self.connection.received(memoryview(data))
+                while self.connection.is_behind:
+                    self.connection.received(memoryview(b""))
         self.is_gone = True
 
     def opened(self, stream: Stream, headers: Headers) -> None: ...
@@ -162,7 +164,7 @@ async def test_a_message_that_is_too_large_or_compressed_ends_its_call_alone() -
         assert await raw.status(encoded) == "12"
         assert raw.heads[encoded.number]["grpc-accept-encoding"] == "identity"
         raw.connection.send(good, b"1")
-        await eventually(lambda: bool(good.inbound.messages), "it goes on")
+        await eventually(lambda: good.inbound.is_unread, "it goes on")
         assert bytes(good.take() or b"") == b"1"
 
 
@@ -189,7 +191,7 @@ async def test_calls_that_are_begun_and_reset_end_their_connection(monkeypatch: 
                 raw.connection.reset(stream, frames.CANCEL)
             last = raw.open()
             raw.connection.send(last, b"1")
-            await eventually(lambda: bool(last.inbound.messages), "it is served")
+            await eventually(lambda: last.inbound.is_unread, "it is served")
 
 
 async def test_who_says_nothing_or_answers_no_ping_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,4 +222,49 @@ async def test_a_connection_without_calls_ends_after_minutes(monkeypatch: pytest
         assert idle.connection.is_gone
         assert not busy.is_gone
         busy.connection.send(stream, b"1")
-        await eventually(lambda: bool(stream.inbound.messages), "it is served")
+        await eventually(lambda: stream.inbound.is_unread, "it is served")
+
+
+async def test_a_thousand_calls_in_one_piece_hold_nobody_up_and_are_all_served() -> None:
+    async with serving(streams_max=1_000) as (_, address), raw_to(address) as raw:
+        held: list[Buffer] = []
+        out = raw.connection._out
+        raw.connection._out = held.extend
+        streams = [raw.open() for _ in range(1_000)]
+        for stream in streams:
+            raw.connection.send(stream, b"1")
+        raw.connection._out = out
+        turns = 0
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            asyncio.get_running_loop().call_soon(turn)
+
+        turn()
+        raw.writer.write(b"".join(held))
+        await eventually(lambda: all(each.inbound.is_unread for each in streams), "all are answered")
+        assert turns > 1_000 // 16
+
+
+async def test_of_a_call_that_nobody_reads_small_messages_stay_as_they_came() -> None:
+    async with serving(interceptors=[Idle()]) as (made, address), raw_to(address) as raw:
+        stream = raw.open()
+        await eventually(lambda: any(peer.calls for peer in made.peers.values()), "it is there")
+        for _ in range(10_000):
+            raw.connection.send(stream, b"")
+        (theirs,) = (stream for peer in made.peers.values() for stream in peer.calls)
+        await eventually(lambda: theirs.inbound.waiting_bytes == 50_000, "all have come")
+        assert not theirs.inbound.messages
+        assert theirs.take() == b""
+        assert len(theirs.inbound.messages) == 9_999
+
+
+class Idle(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Reads nothing."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        async def wait(_: Any, context: Any) -> None:
+            await asyncio.Event().wait()
+
+        return grpc.stream_stream_rpc_method_handler(wait)

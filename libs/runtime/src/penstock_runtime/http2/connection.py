@@ -39,6 +39,9 @@ Headers = Sequence[tuple[str, str]]
 HEADER_BYTES_MOST: Final = 16 * 1024
 _CONTROL_BYTES_MOST: Final = 32 * 1024
 """Of a frame that is no data, or of data with padding: nobody sends longer ones."""
+CALLS_AT_ONCE: Final = 16
+"""Each takes a tenth of a millisecond and more until it is served or refused."""
+FRAMES_AT_ONCE: Final = 500
 IDLE_MOST: Final = 1_000
 """Frames that bring nothing on, since the last message or the last rest."""
 _TEXT_BYTES_MOST: Final = 200
@@ -78,7 +81,6 @@ class Stream:
 
     __slots__ = (
         "_granted",
-        "_taken",
         "connection",
         "error",
         "inbound",
@@ -108,7 +110,6 @@ class Stream:
         self.owner: Owner | None = None
         self.window_bytes = connection.first_window_bytes
         self._granted = connection.first_window_bytes
-        self._taken = 0
 
     def wake(self) -> None:
         """Tell whose it is, if it is anybody's."""
@@ -119,19 +120,31 @@ class Stream:
         """The next whole message, if it is there."""
         inbound = self.inbound
         if not inbound.messages:
-            return None
+            if not inbound.is_unread:
+                return None
+            self._read()
+            if not inbound.messages:
+                return None
         message = inbound.take()
-        self._taken += len(message) + MESSAGE_PREFIX_BYTES
         if not self.remote_ended:
             self.grant()
         return message
 
     def widen(self, window_bytes: int) -> None:
-        """From now on so much may be under way."""
+        """Somebody reads: from now on so much may be under way."""
         self.window_bytes = window_bytes
         self.inbound.announced_bytes = TRUSTED_BYTES
-        if not self.remote_ended:
+        self._read()
+        if not self.remote_ended and not self.is_deaf:
             self.grant()
+
+    def _read(self) -> None:
+        try:
+            self.inbound.read()
+        except BadMessage as error:
+            self.is_deaf = True
+            if self.owner is not None:
+                self.owner.broken(error)
 
     def came(self, size: int) -> bool:
         """So many bytes of data have come; False when they were too many."""
@@ -180,6 +193,8 @@ class Connection:
         self.first_window_bytes = first_window_bytes
         self.is_gone = False
         """No new streams: one side has said so."""
+        self.is_behind = False
+        """Some of what came waits for the next turn."""
         self.last_remote = 0
         self.ping_answered: Callable[[], None] = _nothing
         self.send_window = WINDOW_DEFAULT
@@ -384,7 +399,12 @@ class Connection:
         self._after_data(stream)
 
     def received(self, data: memoryview) -> None:
-        """Bytes have come. Raises BrokenPeer: say `go_away` with its code, and close."""
+        """Bytes have come. Raises BrokenPeer: say `go_away` with its code, and close.
+
+        Only so much is done at a time: while `is_behind` call it again, in turns with others, before more is read.
+        """
+        self.is_behind = False
+        opened_before, frames_left = self.last_remote, FRAMES_AT_ONCE
         if self._head:
             data = memoryview(self._head + bytes(data))
             self._head = b""
@@ -399,6 +419,10 @@ class Connection:
                 position += size
                 continue
             if end - position < FRAME_HEADER_BYTES:
+                break
+            frames_left -= 1
+            if frames_left < 0 or self.last_remote - opened_before >= 2 * CALLS_AT_ONCE:
+                self.is_behind = True
                 break
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
             kind, flags = data[position + 3], data[position + 4]
@@ -482,7 +506,7 @@ class Connection:
         if stream.is_deaf:
             stream.wake()
             return
-        if stream.inbound.messages:
+        if stream.inbound.messages or stream.inbound.is_unread:
             self._idle = 0
             stream.wake()
         if stream.inbound.begun_bytes:
@@ -681,12 +705,12 @@ class Connection:
         stream = self.streams.get(number)
         if stream is None:
             self._is_known(number)
-            self._count_idle()
-            return
-        if not self.is_client and number > self._rested_at:
+        if not self.is_client and (stream is None or number > self._rested_at):
             self._resets += 1
             if self._resets > self._resets_most:
                 raise BrokenPeer(frames.ENHANCE_YOUR_CALM, f"{self._resets} calls that were reset at once")
+        if stream is None:
+            return
         code = frames.u32(payload)
         self._over(stream, (code, f"reset by the other side ({frames.name_of(code)})"))
 

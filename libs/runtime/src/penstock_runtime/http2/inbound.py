@@ -2,6 +2,8 @@
 
 A message that comes in one piece is copied once, out of the connection's buffer. Of one that comes in several the rest
 is read straight to where it belongs (`room`), as far as it is long.
+
+What comes before somebody reads stays as it came (`read`): of small messages each would take several times its bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ ANNOUNCED_BYTES: Final = 16 * 1024
 """What a message that is only announced takes at first; then twice as much each time."""
 TRUSTED_BYTES: Final = 1024 * 1024
 """The same of a stream that somebody reads."""
+_HELD_BYTES: Final = 64
+"""What a message takes beside its bytes while it waits."""
 
 
 class BadMessage(Exception):
@@ -36,6 +40,7 @@ class Inbound:
         "_message",
         "_most_bytes",
         "_prefix",
+        "_raw",
         "_size",
         "announced_bytes",
         "messages",
@@ -52,7 +57,9 @@ class Inbound:
         self.messages: deque[Buffer] = deque()
         """Whole ones, oldest first."""
         self.waiting_bytes = 0
-        """Of whole messages, their prefixes included."""
+        """Of whole messages, with what each takes besides; of those that nobody reads, of all that came."""
+        self._raw: bytearray | None = bytearray()
+        """What nobody reads yet."""
 
     @property
     def begun_bytes(self) -> int:
@@ -62,12 +69,25 @@ class Inbound:
     @property
     def is_between(self) -> bool:
         """Whether no message has begun."""
-        return self._message is None and not self._prefix
+        return self._message is None and not self._prefix and not self._raw
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether something has come that nobody reads yet."""
+        return bool(self._raw)
+
+    def read(self) -> None:
+        """From now on somebody does. Raises BadMessage."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            self.waiting_bytes = 0
+            if raw:
+                self.feed(memoryview(raw))
 
     def take(self) -> Buffer:
         """The oldest whole message."""
         message = self.messages.popleft()
-        self.waiting_bytes -= len(message) + MESSAGE_PREFIX_BYTES
+        self.waiting_bytes -= len(message) + _HELD_BYTES
         return message
 
     def room(self, at_most: int) -> memoryview | None:
@@ -96,6 +116,10 @@ class Inbound:
 
     def feed(self, data: memoryview) -> None:
         """Bytes that have come. Raises BadMessage."""
+        if self._raw is not None:
+            self._raw += data
+            self.waiting_bytes += len(data)
+            return
         while data:
             if self._message is not None:
                 self._grow(self._message)
@@ -134,4 +158,4 @@ class Inbound:
 
     def _whole(self, message: Buffer) -> None:
         self.messages.append(message)
-        self.waiting_bytes += len(message) + MESSAGE_PREFIX_BYTES
+        self.waiting_bytes += len(message) + _HELD_BYTES

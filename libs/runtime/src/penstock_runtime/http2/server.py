@@ -147,7 +147,7 @@ class Call:
         stream = self._stream
         if not self._is_wide:
             self._is_wide = True
-            stream.widen(WINDOW_BYTES)
+            stream.widen(self._server.window_bytes)
         while (message := stream.take()) is None:
             if stream.remote_ended or stream.is_over:
                 return grpc.aio.EOF  # type: ignore[attr-defined]
@@ -342,12 +342,15 @@ class Server:
         streams_max: int = 100,
         message_bytes_most: int,
         resets_most: int = IDLE_MOST,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        """`streams_max`: calls of a connection that are open at a time. `resets_most`: see `Connection`."""
+        """`streams_max`: calls of a connection that are open at a time. `resets_most`: see `Connection`.
+        `window_bytes`: what may be under way of a call whose handler reads."""
         self.loop = asyncio.get_running_loop()
         self.streams_max = streams_max
         self.message_bytes_most = message_bytes_most
         self.resets_most = resets_most
+        self.window_bytes = window_bytes
         self._interceptors = tuple(interceptors)
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self.peers: dict[Wire, Peer] = {}

@@ -13,6 +13,7 @@ from penstock_runtime.http2.inbound import Buffer
 
 _SCRATCH: Final = memoryview(bytearray(256 * 1024))
 """Where every connection's reads go but those of long messages: the loop reads and hands over in one step."""
+_NOTHING: Final = memoryview(b"")
 WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
 """More than that in the transport, and writers wait."""
 
@@ -39,6 +40,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self._loop = asyncio.get_running_loop()
         transport.set_write_buffer_limits(WRITE_HIGH_BYTES)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
@@ -53,11 +55,29 @@ class Wire(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received_bytes += nbytes
+        if self._is_direct:
+            self._do(lambda: self.connection.filled(nbytes))
+        else:
+            self._do(lambda: self.connection.received(_SCRATCH[:nbytes]))
+        if self.connection.is_behind and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """One turn after the other, with everybody else's in between."""
+        if self._is_lost or self._transport.is_closing():
+            return
+        self._do(lambda: self.connection.received(_NOTHING))
+        if self._transport.is_closing():
+            return
+        if self.connection.is_behind:
+            self._loop.call_soon(self._catch_up)
+        else:
+            self._transport.resume_reading()
+
+    def _do(self, step: Callable[[], None]) -> None:
         try:
-            if self._is_direct:
-                self.connection.filled(nbytes)
-            else:
-                self.connection.received(_SCRATCH[:nbytes])
+            step()
         except BrokenPeer as broken:
             # Who does not speak HTTP/2 hears nothing.
             if self.connection.has_begun:
@@ -68,7 +88,7 @@ class Wire(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        self._room = asyncio.get_running_loop().create_future()
+        self._room = self._loop.create_future()
 
     def resume_writing(self) -> None:
         room, self._room = self._room, None
