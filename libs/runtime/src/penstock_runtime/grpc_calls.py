@@ -7,8 +7,9 @@ certificate, are not counted: what they may have open is bounded where it is ser
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -33,6 +34,7 @@ class PeerKey(NamedTuple):
     port: int
 
 
+@lru_cache(maxsize=4096)
 def peer_key(peer: str) -> PeerKey | None:
     """What gRPC's `peer()` says: "ipv4:192.0.2.1:5000", "ipv6:%5B2001:db8::1%5D:5000"; None for no address."""
     kind, _, rest = peer.partition(":")
@@ -54,6 +56,15 @@ def counted_as(host: str) -> Iterator[tuple[str, int]]:
     whose = network(host)
     if (shares := shares_of(whose)) > 1:
         yield f"{whose}/64", shares
+
+
+class Connection(Protocol):
+    """One, as a server knows it."""
+
+    name: str
+    """As `ServicerContext.peer` says it."""
+    properties: Mapping[str, Sequence[bytes]]
+    """As `ServicerContext.auth_context` says them."""
 
 
 class Peer:
@@ -102,6 +113,16 @@ class OpenCalls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if known is None or known[0] is not handler:
             known = self._counted[method] = handler, self._count(handler, method not in _NO_PROOF)
         return known[1]
+
+    def refuses(self, connection: Connection) -> str:
+        """Why a connection may have no more calls; "" when it may. Of our own roles nobody knows yet who they are."""
+        if not self._bounds.calls_max or "peer_spiffe_id" in connection.properties:
+            return ""
+        key = peer_key(connection.name)
+        refusal = self._refusal("" if key is None else key.host)
+        if refusal:
+            self._trimmer.freed()
+        return refusal
 
     def _refusal(self, address: str) -> str:
         bounds = self._bounds

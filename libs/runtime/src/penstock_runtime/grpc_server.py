@@ -18,7 +18,7 @@ from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.grpc_calls import OpenCalls
 from penstock_runtime.grpc_port import BACKLOG, GrpcPort, PortTls
 from penstock_runtime.http2.connection import IDLE_MOST
-from penstock_runtime.http2.server import Server
+from penstock_runtime.http2.server import CALLS_AT_ONCE, Server
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.role_guard import RoleGuard
@@ -27,6 +27,7 @@ from penstock_runtime.turns import LoopTurns
 
 _RESETS_OF_ROLES_MOST: Final = 100_000
 """A gateway resets as many calls at once as it has clients that leave together."""
+_CALLS_OF_ROLES_AT_ONCE: Final = 64
 
 
 class GrpcServer:
@@ -85,6 +86,8 @@ async def serve(
         message_bytes_most=GRPC_MESSAGE_BYTES_MAX,
         resets_most=IDLE_MOST if bounds.calls_max else _RESETS_OF_ROLES_MOST,
         window_bytes=bounds.window_bytes,
+        calls_at_once=CALLS_AT_ONCE if bounds.calls_max else _CALLS_OF_ROLES_AT_ONCE,
+        refuses=calls.refuses,
     )
     add_services(server)
     port = GrpcPort(

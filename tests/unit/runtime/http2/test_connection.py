@@ -222,7 +222,7 @@ def test_a_message_that_is_only_announced_takes_no_memory() -> None:
     server = End(is_client=False, echoes=False)
     server.takes(call() + frames.frame(frames.DATA, 0, 1, frames.message_prefix(900_000)))
     stream = server.connection.streams[1]
-    assert stream.inbound._message is None
+    assert not stream.inbound.begun_bytes
     assert stream.take() is None
     message = stream.inbound._message
     assert message is not None

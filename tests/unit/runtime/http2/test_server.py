@@ -142,9 +142,9 @@ async def test_who_says_nothing_is_told_after_a_while_and_when_too_many_do_at_on
         await asyncio.sleep(0)
         calls = [raw.open() for _ in range(10)]
         await raw.status(calls[9])
-        assert made.unheard <= 3
+        assert len(made.unheard) <= 3
         assert {await raw.status(each) for each in calls} == {"7"}
-        assert made.unheard == 0
+        assert not made.unheard
         # What comes of a call that is refused is dropped, however much it is.
         late = raw.open()
         raw.connection.send(late, b"x" * 60_000)

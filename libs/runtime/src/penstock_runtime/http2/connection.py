@@ -39,8 +39,6 @@ Headers = Sequence[tuple[str, str]]
 HEADER_BYTES_MOST: Final = 16 * 1024
 _CONTROL_BYTES_MOST: Final = 32 * 1024
 """Of a frame that is no data, or of data with padding: nobody sends longer ones."""
-CALLS_AT_ONCE: Final = 16
-"""Each takes a tenth of a millisecond and more until it is served or refused."""
 FRAMES_AT_ONCE: Final = 500
 IDLE_MOST: Final = 1_000
 """Frames that bring nothing on, since the last message or the last rest."""
@@ -195,6 +193,8 @@ class Connection:
         """No new streams: one side has said so."""
         self.is_behind = False
         """Some of what came waits for the next turn."""
+        self.begun = 0
+        """Calls, by the last bytes that came."""
         self.last_remote = 0
         self.ping_answered: Callable[[], None] = _nothing
         self.send_window = WINDOW_DEFAULT
@@ -398,13 +398,14 @@ class Connection:
         stream.inbound.filled(size)
         self._after_data(stream)
 
-    def received(self, data: memoryview) -> None:
+    def received(self, data: memoryview, calls_left: int = WINDOW_MOST) -> None:
         """Bytes have come. Raises BrokenPeer: say `go_away` with its code, and close.
 
         Only so much is done at a time: while `is_behind` call it again, in turns with others, before more is read.
+        `calls_left`: so many may be begun; `begun` says how many were.
         """
         self.is_behind = False
-        opened_before, frames_left = self.last_remote, FRAMES_AT_ONCE
+        self.begun, frames_left = 0, FRAMES_AT_ONCE
         if self._head:
             data = memoryview(self._head + bytes(data))
             self._head = b""
@@ -420,13 +421,15 @@ class Connection:
                 continue
             if end - position < FRAME_HEADER_BYTES:
                 break
-            frames_left -= 1
-            if frames_left < 0 or self.last_remote - opened_before >= 2 * CALLS_AT_ONCE:
-                self.is_behind = True
-                break
             length = data[position] << 16 | data[position + 1] << 8 | data[position + 2]
             kind, flags = data[position + 3], data[position + 4]
             number = frames.u32(data[position + 5 : position + 9]) & 0x7FFFFFFF  # type: ignore[arg-type]
+            frames_left -= 1
+            begins = kind == frames.HEADERS and number > self.last_remote and not self.is_client
+            if frames_left < 0 or (begins and self.begun >= calls_left):
+                self.is_behind = True
+                break
+            self.begun += begins
             if kind == frames.DATA and not flags & frames.PADDED:
                 if self._block is not None or not self._has_settings:
                     raise BrokenPeer(frames.PROTOCOL_ERROR, "data where headers or settings were due")

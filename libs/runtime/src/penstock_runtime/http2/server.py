@@ -24,7 +24,7 @@ from penstock_runtime.http2.connection import IDLE_MOST, Connection, Headers, St
 from penstock_runtime.http2.inbound import BadMessage, Buffer, TooLarge
 from penstock_runtime.http2.peer_properties import properties_of
 from penstock_runtime.http2.status import CONTENT_TYPE, timeout_s, trailers
-from penstock_runtime.http2.wire import Wire
+from penstock_runtime.http2.wire import CallLine, Wire
 from penstock_runtime.logs import error_fields, get_log
 
 Handler = Any
@@ -35,6 +35,10 @@ _UNHEARD_MOST: Final = 1_000
 """Refused calls whose first message is waited for; others are told at once."""
 _HEAD: Final = ((":status", "200"), ("content-type", CONTENT_TYPE))
 _PLAIN: Final = ("grpc-accept-encoding", "identity")
+_TOLD_TOGETHER_S: Final = 0.05
+CALLS_AT_ONCE: Final = 8
+"""Each takes a tenth of a millisecond and more until it is served or refused."""
+_REST_S: Final = 0.002
 _LOOK_S: Final = 2.5
 _HELLO_S: Final = 5.0
 """Until then a connection has said that it speaks HTTP/2."""
@@ -113,32 +117,21 @@ class Call:
         self.finish(code, details)
         self.task.cancel()
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether anything has come of it, or nothing will."""
-        stream = self._stream
-        inbound = stream.inbound
-        return self._is_wide or stream.remote_ended or bool(inbound.messages) or not inbound.is_between
-
-    async def until_heard(self) -> None:
-        """Wait for that; nothing of it is kept."""
-        self._stream.is_deaf = True
-        if not self._stream.is_over:
-            self._waiting = self._server.loop.create_future()
-            await self._waiting
-
     def finish(self, code: grpc.StatusCode, details: str) -> None:
         """Say how the call has ended, once."""
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._stream.self_ended or self._stream.is_over:
-            return
-        connection = self._stream.connection
+        _say_end(self._stream, self._end(code, details))
+
+    def refuse(self, code: grpc.StatusCode, details: str) -> None:
+        """The same, as soon as its client has said something."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._server.refuse(self._stream, self._end(code, details), is_read=self._is_wide)
+
+    def _end(self, code: grpc.StatusCode, details: str) -> Headers:
         end = [*trailers(code, details), *self._trailing]
-        connection.head(self._stream, end if self._has_head else [*_HEAD, *end], ends=True)
-        if not self._stream.is_over:
-            # Whoever still sends is told to stop.
-            connection.reset(self._stream, frames.NO_ERROR)
+        return end if self._has_head else [*_HEAD, *end]
 
     # Handlers
 
@@ -186,8 +179,7 @@ class Call:
         """End the call."""
         self._code, self._details = code, details
         self._trailing = (*self._trailing, *trailing_metadata)
-        if self.is_heard:
-            self.finish(code, details)
+        self.refuse(code, details)
         raise grpc.aio.AbortError("Locally aborted.")
 
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
@@ -245,6 +237,42 @@ class Call:
         return None if self._until_s is None else max(self._until_s - self._server.loop.time(), 0.0)
 
 
+class Refusal:
+    """Whose stream it is that was refused before anything came of it."""
+
+    __slots__ = ("_end", "_server", "_stream", "until_s")
+
+    def __init__(self, server: Server, stream: Stream, end: Headers, until_s: float) -> None:
+        self._server = server
+        self._stream = stream
+        self._end = end
+        self.until_s = until_s
+
+    def answered(self, headers: Headers) -> None:
+        """Clients answer nothing."""
+
+    def woken(self) -> None:
+        """Something has come, or the stream is over."""
+        self._server.unheard.pop(self, None)
+        _say_end(self._stream, self._end)
+
+    def room(self) -> None:
+        """Nothing is written."""
+
+    def broken(self, error: BadMessage) -> None:
+        """Nothing is read."""
+
+
+def _say_end(stream: Stream, end: Headers) -> None:
+    """End a call, once."""
+    if stream.self_ended or stream.is_over:
+        return
+    stream.connection.head(stream, end, ends=True)
+    if not stream.is_over:
+        # Whoever still sends is told to stop.
+        stream.connection.reset(stream, frames.NO_ERROR)
+
+
 class Requests:
     """The messages of a call, for handlers that iterate over them."""
 
@@ -287,15 +315,14 @@ class Peer:
         named = dict(headers)
         kind = named.get("content-type", "")
         if named.get(":method") != "POST" or kind.partition(";")[0].partition("+")[0] != CONTENT_TYPE:
-            self.connection.head(stream, [(":status", "415")], ends=True)
-            self.connection.reset(stream, frames.NO_ERROR)
+            _say_end(stream, [(":status", "415")])
             return
         if named.get("grpc-encoding", "identity") != "identity":
             text = f"messages are not taken compressed ({named['grpc-encoding']}); send them as they are"
-            self.connection.head(
-                stream, [*_HEAD, *trailers(grpc.StatusCode.UNIMPLEMENTED, text), _PLAIN], ends=True
-            )
-            self.connection.reset(stream, frames.NO_ERROR)
+            _say_end(stream, [*_HEAD, *trailers(grpc.StatusCode.UNIMPLEMENTED, text), _PLAIN])
+            return
+        if why := self.server.refuses(self):
+            self.server.refuse(stream, [*_HEAD, *trailers(grpc.StatusCode.RESOURCE_EXHAUSTED, why)])
             return
         call = stream.owner = Call(self.server, self, stream, headers)
         self.calls[stream] = call
@@ -332,6 +359,10 @@ def _nothing() -> None:
     return None
 
 
+def _nobody(_: Peer) -> str:
+    return ""
+
+
 class Server:
     """Answers calls on the connections that `protocol` is made for."""
 
@@ -343,9 +374,12 @@ class Server:
         message_bytes_most: int,
         resets_most: int = IDLE_MOST,
         window_bytes: int = WINDOW_BYTES,
+        calls_at_once: int = CALLS_AT_ONCE,
+        refuses: Callable[[Peer], str] = _nobody,
     ) -> None:
         """`streams_max`: calls of a connection that are open at a time. `resets_most`: see `Connection`.
-        `window_bytes`: what may be under way of a call whose handler reads."""
+        `window_bytes`: what may be under way of a call whose handler reads. `calls_at_once`: that are begun in one
+        turn. `refuses` says why a peer may have no more calls, before anything is done for one."""
         self.loop = asyncio.get_running_loop()
         self.streams_max = streams_max
         self.message_bytes_most = message_bytes_most
@@ -354,7 +388,11 @@ class Server:
         self._interceptors = tuple(interceptors)
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         self.peers: dict[Wire, Peer] = {}
-        self.unheard = 0
+        self.refuses = refuses
+        self.unheard: dict[Refusal, None] = {}
+        """The oldest first."""
+        self._telling: asyncio.TimerHandle | None = None
+        self.line = CallLine(self.loop, calls_at_once, _REST_S if calls_at_once == CALLS_AT_ONCE else 0.0)
         self._empty = asyncio.Event()
         self._looks: asyncio.TimerHandle | None = None
 
@@ -372,7 +410,7 @@ class Server:
             self._over(wire)
             ended()
 
-        return Wire(self._begun, over)
+        return Wire(self._begun, over, self.line)
 
     def _begun(self, wire: Wire, transport: asyncio.Transport) -> Connection:
         peer = self.peers[wire] = Peer(self, wire, transport)
@@ -416,6 +454,9 @@ class Server:
         if self._looks is not None:
             self._looks.cancel()
             self._looks = None
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
 
     # -- a call -------------------------------------------------------------------
 
@@ -437,12 +478,12 @@ class Server:
         try:
             handler = await self._handler(CallDetails(path, call.invocation_metadata()))
             if handler is None:
-                await self._refuse(call, grpc.StatusCode.UNIMPLEMENTED, f"nobody has the method {path} here")
+                call.refuse(grpc.StatusCode.UNIMPLEMENTED, f"nobody has the method {path} here")
                 return
             await _run(handler, call)
             call.finish(call.code() or grpc.StatusCode.OK, call.details())
         except grpc.aio.AbortError:
-            await self._refuse(call, call.code() or grpc.StatusCode.UNKNOWN, call.details())
+            pass  # it is told, or will be
         except asyncio.CancelledError:
             call.finish(grpc.StatusCode.CANCELLED, "the call was cancelled")
         except Exception as error:
@@ -451,22 +492,30 @@ class Server:
                 get_log().error("call failed", method=path, peer=call.peer(), **error_fields(error))
                 call.set_details(f"{type(error).__name__}: {error}")
             # As generated code says of a method that a handler has not.
-            await self._refuse(call, code or grpc.StatusCode.UNKNOWN, call.details())
+            call.refuse(code or grpc.StatusCode.UNKNOWN, call.details())
 
-    async def _refuse(self, call: Call, code: grpc.StatusCode, details: str) -> None:
-        """End a call, as soon as its client has said something."""
-        try:
-            if not call.is_heard and self.unheard < _UNHEARD_MOST:
-                self.unheard += 1
-                try:
-                    async with asyncio.timeout(_FIRST_MESSAGE_S):
-                        await call.until_heard()
-                except TimeoutError:
-                    pass
-                finally:
-                    self.unheard -= 1
-        finally:
-            call.finish(code, details)
+    def refuse(self, stream: Stream, end: Headers, *, is_read: bool = False) -> None:
+        """End a call, as soon as its client has said something. `is_read`: it has."""
+        inbound = stream.inbound
+        is_heard = is_read or stream.remote_ended or not inbound.is_between
+        if is_heard or stream.is_over or len(self.unheard) >= _UNHEARD_MOST:
+            _say_end(stream, end)
+            return
+        stream.is_deaf = True
+        refusal = stream.owner = Refusal(self, stream, end, self.loop.time() + _FIRST_MESSAGE_S)
+        self.unheard[refusal] = None
+        if self._telling is None:
+            self._telling = self.loop.call_at(refusal.until_s, self._tell_unheard)
+
+    def _tell_unheard(self) -> None:
+        self._telling = None
+        now_s = self.loop.time() + _TOLD_TOGETHER_S
+        while self.unheard:
+            first = next(iter(self.unheard))
+            if first.until_s > now_s:
+                self._telling = self.loop.call_at(first.until_s, self._tell_unheard)
+                break
+            first.woken()
 
 
 async def _run(handler: Handler, call: Call) -> None:

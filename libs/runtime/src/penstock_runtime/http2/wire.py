@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -18,15 +19,59 @@ WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
 """More than that in the transport, and writers wait."""
 
 
+class CallLine:
+    """Calls begin a few in a turn of the loop, whosoever they are; connections with more wait in a line, and what they
+    have sent behind those with them. A turn that was used up is followed by a rest."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, calls_at_once: int, rest_s: float) -> None:
+        self._loop = loop
+        self._most = self.left = calls_at_once
+        """How many may begin in this turn."""
+        self._rest_s = rest_s
+        self._waiting: deque[Wire] = deque()
+        self._renewal: asyncio.Handle | None = None
+
+    def begun(self, count: int) -> None:
+        """So many have."""
+        self.left -= count
+        if self._renewal is None:
+            self._renewal = self._loop.call_soon(self._end_turn)
+
+    def wait(self, wire: Wire) -> None:
+        """It goes on when it is its turn."""
+        self._waiting.append(wire)
+        if self._renewal is None:
+            self._renewal = self._loop.call_soon(self._renew)
+
+    def _end_turn(self) -> None:
+        if self.left <= 0 and self._rest_s:
+            self._renewal = self._loop.call_later(self._rest_s, self._renew)
+        else:
+            self._renew()
+
+    def _renew(self) -> None:
+        self._renewal = None
+        self.left = self._most
+        for _ in range(len(self._waiting)):
+            if self.left <= 0:
+                break
+            self._waiting.popleft().catch_up()
+
+
 class Wire(asyncio.BufferedProtocol):
     """Carries one connection."""
 
     def __init__(
-        self, begun: Callable[[Wire, asyncio.Transport], Connection], over: Callable[[Wire, str], None]
+        self,
+        begun: Callable[[Wire, asyncio.Transport], Connection],
+        over: Callable[[Wire, str], None],
+        line: CallLine | None = None,
     ) -> None:
-        """`begun` makes the connection once the transport is there; `over` is told why it is gone."""
+        """`begun` makes the connection once the transport is there; `over` is told why it is gone. `line`: of a
+        server."""
         self._begun = begun
         self._over = over
+        self._line = line
         self._transport: asyncio.Transport
         self._reason = ""
         self._is_direct = False
@@ -57,22 +102,31 @@ class Wire(asyncio.BufferedProtocol):
         self.received_bytes += nbytes
         if self._is_direct:
             self._do(lambda: self.connection.filled(nbytes))
-        else:
-            self._do(lambda: self.connection.received(_SCRATCH[:nbytes]))
-        if self.connection.is_behind and not self._transport.is_closing():
+        elif self._receive(_SCRATCH[:nbytes]):
             self._transport.pause_reading()
-            self._loop.call_soon(self._catch_up)
 
-    def _catch_up(self) -> None:
-        """One turn after the other, with everybody else's in between."""
+    def _receive(self, data: memoryview) -> bool:
+        """Whether some of it waits."""
+        connection, line = self.connection, self._line
+        if line is None:
+            self._do(lambda: connection.received(data))
+        else:
+            self._do(lambda: connection.received(data, line.left))
+            if connection.begun:
+                line.begun(connection.begun)
+        if not connection.is_behind or self._is_lost or self._transport.is_closing():
+            return False
+        if line is None:
+            self._loop.call_soon(self.catch_up)
+        else:
+            line.wait(self)
+        return True
+
+    def catch_up(self) -> None:
+        """Go on with what has come."""
         if self._is_lost or self._transport.is_closing():
             return
-        self._do(lambda: self.connection.received(_NOTHING))
-        if self._transport.is_closing():
-            return
-        if self.connection.is_behind:
-            self._loop.call_soon(self._catch_up)
-        else:
+        if not self._receive(_NOTHING) and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _do(self, step: Callable[[], None]) -> None:
