@@ -373,6 +373,98 @@ def _http2(data: bytes) -> None:
         raise http2.BrokenPeer(broken[0], "")
 
 
+class _Answers:
+    """Whoever has called: takes what comes."""
+
+    def __init__(self) -> None:
+        self.heads = self.bytes_in = 0
+        self.ends: list[tuple[int, str] | None] = []
+        self.connection = Connection(self, self._out, is_client=True, message_bytes_most=1 << 20)
+        self.connection.begin()
+        self.streams = [self.connection.open([(":path", "/penstock.v1.Storage/Forward")]) for _ in range(3)]
+        for stream in self.streams:
+            stream.owner = _Caller(self, stream)
+        self.connection.end(self.streams[0])
+        self.connection.send(self.streams[1], b"x" * 100_000)
+
+    def _out(self, buffers: list[Buffer]) -> None:
+        pass
+
+    def opened(self, stream: Stream, headers: Headers) -> None:
+        expect(False, "servers begin nothing")
+
+    def going_away(self) -> None:
+        expect(self.connection.is_gone, "it takes nothing new")
+
+
+class _Caller:
+    def __init__(self, answers: _Answers, stream: Stream) -> None:
+        self._answers, self._stream = answers, stream
+
+    def answered(self, headers: Headers) -> None:
+        self._answers.heads += len(headers)
+
+    def woken(self) -> None:
+        while (message := self._stream.take()) is not None:
+            self._answers.bytes_in += len(message)
+        if self._stream.is_over:
+            self._answers.ends.append(self._stream.error)
+
+    def room(self) -> None:
+        expect(not self._stream.unsent, "all of it has gone")
+
+    def broken(self, error: BadMessage) -> None:
+        self._stream.connection.reset(self._stream, http2.CANCEL, str(error))
+
+
+def _http2_client(data: bytes) -> None:
+    """The same of the other side, with three calls under way."""
+    whole, cut = _Answers(), _Answers()
+    at = data[0] if data else 0
+    broken = [_pass(whole.connection, [data]), _pass(cut.connection, [data[:at], data[at:]])]
+    expect(broken[0] == broken[1], "the same whole and in two")
+    expect(whole.bytes_in == cut.bytes_in and whole.heads == cut.heads, "the same answers whole and in two")
+    expect(whole.ends == cut.ends, "the same ends whole and in two")
+    expect(len(whole.ends) <= len(whole.streams), "each ends once")
+    if broken[0]:
+        raise http2.BrokenPeer(broken[0], "")
+
+
+def _http2_client_seeds() -> Iterator[bytes]:
+    said: list[bytes] = []
+    server = Connection(
+        _Nobody(),
+        lambda buffers: said.extend(map(bytes, buffers)),
+        is_client=False,
+        message_bytes_most=1 << 20,
+    )
+    client = _Answers.__new__(_Answers)
+    out: list[bytes] = []
+    client._out = lambda buffers: out.extend(map(bytes, buffers))  # type: ignore[method-assign]
+    client.__init__()  # type: ignore[misc]
+    server.received(memoryview(b"".join(out)))
+    yield b"".join(said)
+    first, second, third = server.streams[1], server.streams[3], server.streams[5]
+    server.head(first, [(":status", "200"), ("content-type", "application/grpc")])
+    server.send(first, b"message")
+    yield b"".join(said)
+    server.head(first, [("grpc-status", "0")], ends=True)
+    server.head(second, [(":status", "200"), ("grpc-status", "7"), ("grpc-message", "no")], ends=True)
+    server.reset(third, http2.REFUSED_STREAM)
+    yield b"".join(said)
+    server.ping()
+    server.go_away(http2.ENHANCE_YOUR_CALM, "too many")
+    yield b"".join(said)
+
+
+class _Nobody:
+    def opened(self, stream: Stream, headers: Headers) -> None:
+        pass
+
+    def going_away(self) -> None:
+        pass
+
+
 def _pass(connection: Connection, parts: list[bytes]) -> int:
     try:
         for part in parts:
@@ -440,6 +532,14 @@ TARGETS: Final = [
         _http2_seeds,
         share=40,
         words=(http2.PREFACE, b"application/grpc", b":path", b"grpc-timeout"),
+    ),
+    Target(
+        "http2.client",
+        _http2_client,
+        (http2.BrokenPeer,),
+        _http2_client_seeds,
+        share=40,
+        words=(b"application/grpc", b":status", b"grpc-status", b"grpc-message"),
     ),
     Target("controller.message", _quorum_message, (messages.BadMessage,), _quorum_seeds, share=40),
     Target(
