@@ -7,9 +7,9 @@ certificate, are not counted: what they may have open is bounded where it is ser
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import grpc
@@ -19,6 +19,7 @@ from penstock_core.security.login_limits import network, shares_of
 from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.memory import Trimmer
 from penstock_runtime.security.callers import caller
+from penstock_runtime.security.role_guard import Connection
 
 _NO_PROOF: Final = frozenset({"/penstock.v1.Gateway/Authenticate"})
 """Methods for whom nobody knows yet: who has called nothing else is a stranger."""
@@ -56,15 +57,6 @@ def counted_as(host: str) -> Iterator[tuple[str, int]]:
     whose = network(host)
     if (shares := shares_of(whose)) > 1:
         yield f"{whose}/64", shares
-
-
-class Connection(Protocol):
-    """One, as a server knows it."""
-
-    name: str
-    """As `ServicerContext.peer` says it."""
-    properties: Mapping[str, Sequence[bytes]]
-    """As `ServicerContext.auth_context` says them."""
 
 
 class Peer:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import grpc
+
 from penstock_core.limits import GRPC_MESSAGE_BYTES_MAX
 from penstock_core.metadata.image import Endpoint
 from penstock_runtime.addresses import Plaintext, bind_sockets
@@ -18,7 +20,7 @@ from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.grpc_calls import OpenCalls
 from penstock_runtime.grpc_port import BACKLOG, GrpcPort, PortTls
 from penstock_runtime.http2.connection import IDLE_MOST
-from penstock_runtime.http2.server import CALLS_AT_ONCE, Server
+from penstock_runtime.http2.server import CALLS_AT_ONCE, Peer, Server
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.role_guard import RoleGuard
@@ -27,7 +29,7 @@ from penstock_runtime.turns import LoopTurns
 
 _RESETS_OF_ROLES_MOST: Final = 100_000
 """A gateway resets as many calls at once as it has clients that leave together."""
-_CALLS_OF_ROLES_AT_ONCE: Final = 64
+_CALLS_OF_ROLES_AT_ONCE: Final = 16
 
 
 class GrpcServer:
@@ -68,7 +70,7 @@ async def serve(
         bind, setting, allow_insecure_bind=secure or allow_insecure_bind, backlog=BACKLOG
     )
     life = current_lifecycle()
-    guards = interceptors
+    guards, guard = interceptors, None
     if tls is not None:
         guard = RoleGuard(
             tls.current.identity.trust_domain,
@@ -80,6 +82,14 @@ async def serve(
         guards = (guard, *interceptors)
     bounds = bounds or GrpcBounds()
     calls = OpenCalls(bounds)
+
+    def refuses(peer: Peer, method: str) -> tuple[grpc.StatusCode, str] | None:
+        if guard is not None and (why := guard.refuses(peer, method)):
+            return grpc.StatusCode.PERMISSION_DENIED, why
+        if why := calls.refuses(peer):
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, why
+        return None
+
     server = Server(
         interceptors=(*guards, calls),
         streams_max=bounds.streams_max,
@@ -87,7 +97,7 @@ async def serve(
         resets_most=IDLE_MOST if bounds.calls_max else _RESETS_OF_ROLES_MOST,
         window_bytes=bounds.window_bytes,
         calls_at_once=CALLS_AT_ONCE if bounds.calls_max else _CALLS_OF_ROLES_AT_ONCE,
-        refuses=calls.refuses,
+        refuses=refuses,
     )
     add_services(server)
     port = GrpcPort(

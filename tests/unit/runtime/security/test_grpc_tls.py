@@ -272,7 +272,8 @@ async def test_nobody_resumes_a_session_at_a_port_of_a_role(
         patch.setattr(RoleGuard, "refusal", looks)
         session = await asyncio.to_thread(call, None)
         await asyncio.to_thread(call, session)
-    assert said == [[b"false"], [b"false"]]
+    assert len(said) >= 2
+    assert all(each == [b"false"] for each in said)
 
 
 async def test_without_a_certificate_nobody_is_asked(port: Port) -> None:

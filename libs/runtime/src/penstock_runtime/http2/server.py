@@ -28,6 +28,7 @@ from penstock_runtime.http2.wire import CallLine, Wire
 from penstock_runtime.logs import error_fields, get_log
 
 Handler = Any
+Status = tuple[grpc.StatusCode, str]
 WINDOW_BYTES: Final = 4 * 1024 * 1024
 """What may be under way of a call whose handler reads."""
 _FIRST_MESSAGE_S: Final = 1.0
@@ -321,8 +322,9 @@ class Peer:
             text = f"messages are not taken compressed ({named['grpc-encoding']}); send them as they are"
             _say_end(stream, [*_HEAD, *trailers(grpc.StatusCode.UNIMPLEMENTED, text), _PLAIN])
             return
-        if why := self.server.refuses(self):
-            self.server.refuse(stream, [*_HEAD, *trailers(grpc.StatusCode.RESOURCE_EXHAUSTED, why)])
+        if refused := self.server.refuses(self, named.get(":path", "")):
+            self.server.line.rests = True
+            self.server.refuse(stream, [*_HEAD, *trailers(*refused)])
             return
         call = stream.owner = Call(self.server, self, stream, headers)
         self.calls[stream] = call
@@ -359,8 +361,8 @@ def _nothing() -> None:
     return None
 
 
-def _nobody(_: Peer) -> str:
-    return ""
+def _nobody(_: Peer, method: str) -> Status | None:
+    return None
 
 
 class Server:
@@ -375,11 +377,11 @@ class Server:
         resets_most: int = IDLE_MOST,
         window_bytes: int = WINDOW_BYTES,
         calls_at_once: int = CALLS_AT_ONCE,
-        refuses: Callable[[Peer], str] = _nobody,
+        refuses: Callable[[Peer, str], Status | None] = _nobody,
     ) -> None:
         """`streams_max`: calls of a connection that are open at a time. `resets_most`: see `Connection`.
         `window_bytes`: what may be under way of a call whose handler reads. `calls_at_once`: that are begun in one
-        turn. `refuses` says why a peer may have no more calls, before anything is done for one."""
+        turn. `refuses` says why a peer's call of that method is none, before anything is done for it."""
         self.loop = asyncio.get_running_loop()
         self.streams_max = streams_max
         self.message_bytes_most = message_bytes_most
@@ -392,7 +394,7 @@ class Server:
         self.unheard: dict[Refusal, None] = {}
         """The oldest first."""
         self._telling: asyncio.TimerHandle | None = None
-        self.line = CallLine(self.loop, calls_at_once, _REST_S if calls_at_once == CALLS_AT_ONCE else 0.0)
+        self.line = CallLine(self.loop, calls_at_once, _REST_S, rests=calls_at_once == CALLS_AT_ONCE)
         self._empty = asyncio.Event()
         self._looks: asyncio.TimerHandle | None = None
 

@@ -21,9 +21,13 @@ WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
 
 class CallLine:
     """Calls begin a few in a turn of the loop, whosoever they are; connections with more wait in a line, and what they
-    have sent behind those with them. A turn that was used up is followed by a rest."""
+    have sent behind those with them. A turn that was used up is followed by a rest, when it `rests`, or when calls were
+    refused in it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, calls_at_once: int, rest_s: float) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, calls_at_once: int, rest_s: float, *, rests: bool
+    ) -> None:
+        self._rests_always = self.rests = rests
         self._loop = loop
         self._most = self.left = calls_at_once
         """How many may begin in this turn."""
@@ -44,7 +48,7 @@ class CallLine:
             self._renewal = self._loop.call_soon(self._renew)
 
     def _end_turn(self) -> None:
-        if self.left <= 0 and self._rest_s:
+        if self.left <= 0 and self.rests:
             self._renewal = self._loop.call_later(self._rest_s, self._renew)
         else:
             self._renew()
@@ -52,6 +56,7 @@ class CallLine:
     def _renew(self) -> None:
         self._renewal = None
         self.left = self._most
+        self.rests = self._rests_always
         for _ in range(len(self._waiting)):
             if self.left <= 0:
                 break

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -30,6 +30,16 @@ _LOGGED_MAX = 100
 
 _PERMISSION_DENIED = grpc.StatusCode.PERMISSION_DENIED.value[0]
 """What a context gives after its call was aborted."""
+
+
+class Connection(Protocol):
+    """One, as a server knows it."""
+
+    name: str
+    """As `ServicerContext.peer` says it."""
+    properties: Mapping[str, Sequence[bytes]]
+    """As `ServicerContext.auth_context` says them."""
+
 
 Handler = Any
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -142,14 +152,29 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if not refusal and identity is not None:
             set_caller(identity)
             return
-        self._tell(method, context, identity, refusal)
+        self._refused_call(method, context.peer(), identity, refusal)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+
+    def refuses(self, connection: Connection, method: str) -> str:
+        """Why a call is refused, before anything is done for it; "" when it is not, or nobody knows the method."""
+        properties = connection.properties
+        if method not in self._roles or (
+            self._takes_plaintext and b"ssl" not in properties.get("transport_security_type", ())
+        ):
+            return ""
+        identity, refusal = self.refusal(method, properties)
+        if refusal:
+            self._refused_call(method, connection.name, identity, refusal)
+        return refusal
+
+    def _refused_call(self, method: str, peer: str, identity: PeerIdentity | None, reason: str) -> None:
+        self._tell(method, peer, identity, reason)
         key = (method, str(identity))
         if key not in self._logged and len(self._logged) < _LOGGED_MAX:
             self._logged.add(key)
-            self._log.warning("call refused", method=method, peer=context.peer(), reason=refusal)
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+            self._log.warning("call refused", method=method, peer=peer, reason=reason)
 
-    def _tell(self, method: str, context: Context, identity: PeerIdentity | None, reason: str) -> None:
+    def _tell(self, method: str, peer: str, identity: PeerIdentity | None, reason: str) -> None:
         if self._audit is None:
             return
         self._audit.tell(
@@ -157,7 +182,7 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 "event": REFUSED,
                 "outcome": "refused",
                 "principal": "" if identity is None else str(identity),
-                "address": context.peer(),
+                "address": peer,
                 "api": method.rpartition("/")[2],
                 "reason": reason,
             }
@@ -166,7 +191,7 @@ class RoleGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _ended(self, method: str, context: Context) -> None:
         """A call that was let in has failed: it may have said to be somebody else (`node_fault`, `gateway_fault`)."""
         if context.code() in (grpc.StatusCode.PERMISSION_DENIED, _PERMISSION_DENIED):
-            self._tell(method, context, caller(), context.details())
+            self._tell(method, context.peer(), caller(), context.details())
 
     def _guard(self, method: str, handler: Handler) -> Handler:
         admit, ended = self._admit, self._ended
