@@ -79,7 +79,7 @@ class GrpcPort:
         self._bounds = bounds
         self._loop = server.loop
         self._sockets: Sequence[socket.socket] = ()
-        self._accepting: list[asyncio.Task[None]] = []
+        self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._entering: set[asyncio.Task[None]] = set()
         self._places = Places(bounds, calls)
         self._pace = HandshakePace()
@@ -93,14 +93,17 @@ class GrpcPort:
     def open(self, sockets: Sequence[socket.socket]) -> None:
         """Accept on these listening sockets, which are the port's from now on."""
         self._sockets = sockets
-        self._accepting = [
-            self._loop.create_task(self._accept(each), name=f"accepting at {self._name}") for each in sockets
-        ]
+        for each in sockets:
+            self._watch(each)
 
     async def close(self) -> None:
         """Let nobody in any more. Safe to call twice."""
-        tasks = [*self._accepting, *self._entering]
-        self._accepting = []
+        for each in self._sockets:
+            if (resting := self._resting.pop(each, None)) is None:
+                self._loop.remove_reader(each)
+            else:
+                resting.cancel()
+        tasks = list(self._entering)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -114,24 +117,30 @@ class GrpcPort:
             with contextlib.suppress(OSError):  # a kernel that does not do it: the bounds are still there
                 syn_filter.apply(each, nobody_of, some_of)
 
-    async def _accept(self, listening: socket.socket) -> None:
-        together = 0
-        while True:
+    def _watch(self, listening: socket.socket) -> None:
+        self._resting.pop(listening, None)
+        self._loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        # Not by `sock_accept`: whoever is cancelled while he waits for that may leave a connection behind.
+        for _ in range(_TOGETHER):
             try:
-                client, peer = await self._loop.sock_accept(listening)
+                client, peer = listening.accept()
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
                     self._tell(f"no file descriptors are left ({error.strerror})")
                     if (place := self._places.make_room()) is not None:
                         self._end(place, "no file descriptors are left")
-                    await asyncio.sleep(_NO_DESCRIPTORS_PAUSE_S)
-                continue
+                    self._rest(listening, _NO_DESCRIPTORS_PAUSE_S)
+                return
             self._come(client, peer)
-            together += 1
-            if together >= _TOGETHER and self._places.count_strangers() > _FEW:
-                # Somebody dials and calls nothing: those who are here are served in between.
-                together = 0
-                await asyncio.sleep(_PAUSE_S)
+        if self._places.count_strangers() > _FEW:
+            # Somebody dials and calls nothing: those who are here are served in between.
+            self._rest(listening, _PAUSE_S)
+
+    def _rest(self, listening: socket.socket, for_s: float) -> None:
+        self._loop.remove_reader(listening)
+        self._resting[listening] = self._loop.call_later(for_s, self._watch, listening)
 
     def _come(self, client: socket.socket, peer: tuple[str, int]) -> None:
         visit = _Visit(client)
