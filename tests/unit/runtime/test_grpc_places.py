@@ -55,16 +55,19 @@ def test_of_an_address_the_unused_go_first_then_the_newest_and_never_our_own() -
     busy = port.called(port.come("127.0.0.2"), open_calls=1, last_call=2)
     unused = port.called(port.come("127.0.0.2"), last_call=3)
     elsewhere = port.come("127.0.0.3")
-    # A newcomer is a stranger, and goes before those who have called.
-    stranger = port.come("127.0.0.2")
-    assert stranger not in port.here
+    new = port.come("127.0.0.2")
+    assert port.here == [ours, busy, elsewhere, new]
     assert port.why == ["4 are of 127.0.0.2, and grpc_connections_per_address_max = 3"]
-    assert port.here == [ours, busy, unused, elsewhere]
-    # Where all are our own it is the newcomer too: nobody knows yet whose it is.
+    assert (port.places.is_stranger(unused), port.places.is_stranger(new)) == (False, True)
+    # It has not called: it goes for the next one.
+    newer = port.called(port.come("127.0.0.2"), open_calls=1)
+    assert port.here == [ours, busy, elsewhere, newer]
+    # All are in use: nobody goes for one that may be for nothing.
+    assert port.come("127.0.0.2") not in port.here
     port.called(busy, is_ours=True)
-    port.called(unused, is_ours=True)
-    port.come("127.0.0.2")
-    assert port.here == [ours, busy, unused, elsewhere]
+    port.called(newer, is_ours=True)
+    assert port.come("127.0.0.2") not in port.here
+    assert port.here == [ours, busy, elsewhere, newer]
 
 
 def test_who_has_called_goes_by_use() -> None:
@@ -91,13 +94,7 @@ def test_addresses_of_one_64_are_one_where_somebody_has_to_go() -> None:
             made.append(port.come(host))
             if not strangers:
                 port.called(made[-1], last_call=len(made))
-        if strangers:
-            assert [each.key.host for each in made if each not in port.here] == many[:2]
-        else:
-            # The newest has not called when it is looked who goes; the /64 has most all the same.
-            gone = [each.key.host for each in made if each not in port.here]
-            assert len(gone) == 2
-            assert set(gone) <= set(many)
+        assert [each.key.host for each in made if each not in port.here] == many[:2]
 
 
 def test_a_64_has_four_times_the_connections_of_one_of_its_addresses() -> None:
@@ -113,6 +110,7 @@ def test_a_64_has_four_times_the_connections_of_one_of_its_addresses() -> None:
     port.come("2001:db8::9")
     assert port.why == ["9 are of 2001:db8::/64, and grpc_connections_per_address_max = 2"]
     assert port.here[0].key.host == "2001:db8::1"
+    assert port.here[-1].key.host == "2001:db8::9"
 
 
 def test_of_all_the_address_with_most_loses() -> None:
@@ -146,3 +144,27 @@ def test_with_no_descriptor_left_the_first_one_goes() -> None:
     assert len(port.places) == 1
     assert not port.places.is_stranger(ours)
     assert port.places.make_room() is None
+
+
+def test_who_calls_while_he_is_ended_is_forgotten_with_his_connection() -> None:
+    port = Port(strangers_max=1)
+    first = port.come("127.0.0.2")
+    port.come("127.0.0.2")
+    assert first not in port.here
+    assert port.places.is_stranger(first)
+    # A call of his was on its way.
+    port.called(first)
+    port.places.left(first)
+    assert not port.calls.peers
+    assert not port.places.is_stranger(first)
+
+
+def test_a_number_that_is_given_again_is_the_new_ones() -> None:
+    port = Port()
+    old = port.called(port.come("127.0.0.2"))
+    port._number -= 1
+    new = port.called(port.come("127.0.0.2"))
+    port.places.left(old)
+    assert new.key in port.calls.peers
+    port.places.left(new)
+    assert not port.calls.peers

@@ -9,6 +9,7 @@ import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from penstock_runtime.grpc_server import serve
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.security.role_tls import RoleTls
 from penstock_runtime.security.tls_files import TlsFiles
-from security.http2 import OPENING, Caller, call_headers
+from security.http2 import DATA, END_STREAM, OPENING, Caller, call_headers, http2_frame
 from security.target import dial, has_come
 from support.certificates import ClusterCa
 from support.waiting import eventually
@@ -117,16 +118,23 @@ async def test_who_dials_for_nothing_waits_and_nobody_else_does(ends: contextlib
 async def test_whoever_calls_does_not_wait(ends: contextlib.ExitStack) -> None:
     bounds = GrpcBounds(connections_per_address_max=3)
     server, where = await serve("127.0.0.1:0", add, allow_insecure_bind=True, bounds=bounds)
-    channels: list[Any] = []
-    for _ in range(3):
-        # Each a connection of its own.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        channels.append(grpc.aio.insecure_channel(where.address, options=options))
-        assert await is_served(channels[-1].stream_stream(METHOD)(), b"1")
-    for _ in range(4):
-        assert has_come(ends.enter_context(dial(where.address, "127.0.0.9")))
-    for channel in channels:
-        await channel.close(None)
+    calls = server._port._places._calls
+    source = "127.0.1.1"
+    callers = []
+
+    def have_called(count: int) -> bool:
+        return calls.calls == count and not any(peer.open_calls for peer in calls.peers.values())
+
+    for number in range(1, 10):
+        raw = socket.create_connection((where.host, where.port), 30, source_address=(source, 0))
+        callers.append(Caller(ends.enter_context(raw)))
+        callers[-1].begin(call_headers(METHOD), 1)
+        raw.sendall(http2_frame(DATA, END_STREAM, 1))
+        await eventually(partial(have_called, number), "it is served")
+    assert len(server._port) == 3
+    await eventually(lambda: held(callers) == 3, "six have had to go")
+    # They had called, so it was not for nothing, and nobody waits.
+    assert has_come(ends.enter_context(dial(where.address, source)))
     await server.stop(None)
 
 
