@@ -76,7 +76,6 @@ class GrpcPort:
         self._turns = turns
         self._tls = tls
         self._name = name
-        self._bounds = bounds
         self._loop = server.loop
         self._sockets: Sequence[socket.socket] = ()
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -128,9 +127,10 @@ class GrpcPort:
                 client, peer = listening.accept()
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
-                    self._tell(f"no file descriptors are left ({error.strerror})")
+                    why = f"no file descriptors are left ({error.strerror}); raise ulimit -n"
                     if (place := self._places.make_room()) is not None:
-                        self._end(place, "no file descriptors are left")
+                        self._tell(why)
+                        self._end(place, why)
                     self._rest(listening, _NO_DESCRIPTORS_PAUSE_S)
                 return
             self._come(client, peer)
@@ -158,7 +158,7 @@ class GrpcPort:
         self._entering.discard(task)
         visit.task = None
         if visit.wire is None:
-            visit.close()
+            visit.client.close()
             self._places.left(place)
         elif visit.ended_for:
             visit.wire.abort(visit.ended_for)
@@ -176,7 +176,7 @@ class GrpcPort:
     async def _enter(self, visit: _Visit, place: Place) -> None:
         client = visit.client
         client.setblocking(False)
-        left = partial(self._left, visit, place)
+        left = partial(self._left, place)
         try:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             context = await self._context(client)
@@ -206,7 +206,8 @@ class GrpcPort:
         if first[0] == HANDSHAKE:
             return tls.context()
         if not tls.takes_plaintext:
-            self._tell("it speaks no TLS, which this port takes alone; give its process a certificate")
+            text = f"a connection of {self._name} ended: it speaks no TLS, and this port takes nothing else"
+            get_log().warning(text, **{CONSTANT: "connections of the gRPC port ended: they speak no TLS"})
             raise EOFError
         return None
 
@@ -233,7 +234,7 @@ class GrpcPort:
             if wasted:
                 self._pace.wasted(place.network, self._loop.time())
 
-    def _left(self, visit: _Visit, place: Place) -> None:
+    def _left(self, place: Place) -> None:
         if self._tls is not None and self._places.is_stranger(place):
             self._pace.wasted(place.network, self._loop.time())
         self._places.left(place)
@@ -263,7 +264,4 @@ class _Visit:
         elif self.task is not None:
             self.task.cancel()
         else:
-            self.close()
-
-    def close(self) -> None:
-        self.client.close()
+            self.client.close()

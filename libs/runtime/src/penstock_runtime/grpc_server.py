@@ -19,17 +19,16 @@ from penstock_runtime.audit import audit_of
 from penstock_runtime.grpc_bounds import GrpcBounds
 from penstock_runtime.grpc_calls import OpenCalls
 from penstock_runtime.grpc_port import BACKLOG, GrpcPort, PortTls
-from penstock_runtime.http2.connection import IDLE_MOST
-from penstock_runtime.http2.server import CALLS_AT_ONCE, Peer, Server
+from penstock_runtime.http2.server import Peer, Server
+from penstock_runtime.http2.wire import CallPace
 from penstock_runtime.lifecycle import current_lifecycle
 from penstock_runtime.security.listener_tls import ListenerTlsFiles
 from penstock_runtime.security.role_guard import RoleGuard
 from penstock_runtime.security.tls_files import TlsFiles
 from penstock_runtime.turns import LoopTurns
 
-_RESETS_OF_ROLES_MOST: Final = 100_000
-"""A gateway resets as many calls at once as it has clients that leave together."""
-_CALLS_OF_ROLES_AT_ONCE: Final = 16
+_OF_ROLES: Final = CallPace(at_once=16, rests=False, resets_most=100_000)
+"""A gateway begins and resets as many calls at once as it has clients that come or leave together."""
 
 
 class GrpcServer:
@@ -94,9 +93,8 @@ async def serve(
         interceptors=(*guards, calls),
         streams_max=bounds.streams_max,
         message_bytes_most=GRPC_MESSAGE_BYTES_MAX,
-        resets_most=IDLE_MOST if bounds.calls_max else _RESETS_OF_ROLES_MOST,
         window_bytes=bounds.window_bytes,
-        calls_at_once=CALLS_AT_ONCE if bounds.calls_max else _CALLS_OF_ROLES_AT_ONCE,
+        pace=CallPace() if bounds.calls_max else _OF_ROLES,
         refuses=refuses,
     )
     add_services(server)

@@ -16,6 +16,7 @@ from penstock_runtime.http2 import frames, server
 from penstock_runtime.http2.connection import Connection, Headers, Stream
 from penstock_runtime.http2.inbound import Buffer
 from penstock_runtime.http2.server import Server
+from penstock_runtime.http2.wire import CallPace
 from support.waiting import eventually
 
 HEADERS = [(":method", "POST"), (":path", "/test.Test/Echo"), ("content-type", "application/grpc")]
@@ -170,7 +171,7 @@ async def test_a_message_that_is_too_large_or_compressed_ends_its_call_alone() -
 
 async def test_calls_that_are_begun_and_reset_end_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """CVE-2023-44487: each costs the server more than its client."""
-    async with serving(resets_most=100, streams_max=1_000) as (made, address):
+    async with serving(pace=CallPace(resets_most=100), streams_max=1_000) as (made, address):
         async with raw_to(address) as raw:
             for _ in range(150):
                 stream = raw.open()

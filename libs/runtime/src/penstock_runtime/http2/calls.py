@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, Callable, Generator, Iterable
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 import grpc.aio
@@ -130,6 +130,9 @@ class Call:
         return self._deserializer(message if isinstance(message, bytes) else bytes(message))
 
 
+C = TypeVar("C", bound=Call)
+
+
 class OneResponse(Call):
     """A call that is awaited."""
 
@@ -189,14 +192,21 @@ class Responses(Call):
                 exchange.loop.call_soon_threadsafe(exchange.drop)
 
 
-class Method:
+class Method(Generic[C]):
     """Makes calls of one method (grpc.aio's multicallables)."""
 
-    __slots__ = ("_channel", "_deserializer", "_head", "_serializer")
+    __slots__ = ("_channel", "_deserializer", "_head", "_kind", "_serializer")
 
     def __init__(
-        self, channel: Carrier, path: str, serializer: Serializer | None, deserializer: Deserializer | None
+        self,
+        kind: type[C],
+        channel: Carrier,
+        path: str,
+        serializer: Serializer | None,
+        deserializer: Deserializer | None,
     ) -> None:
+        """`kind`: by how many responses there are."""
+        self._kind = kind
         self._channel = channel
         self._serializer = serializer
         self._deserializer = deserializer
@@ -209,27 +219,19 @@ class Method:
             ("content-type", CONTENT_TYPE),
         )
 
-    def _exchange(
-        self,
-        request: Buffer | None,
-        timeout_s: float | None,
-        metadata: Metadata | None,
-        *,
-        wants_one: bool,
-        waits: bool | None,
-    ) -> Exchange:
+    def _begin(
+        self, request: Buffer | None, timeout_s: float | None, metadata: Metadata | None, waits: bool | None
+    ) -> C:
         head = self._head if metadata is None else (*self._head, *metadata)
+        wants_one = self._kind is OneResponse
         exchange = Exchange(self._channel, head, request, timeout_s, wants_one=wants_one, waits=bool(waits))
         if request is None or exchange.is_sendable(request):
             self._channel.carry(exchange)
-        return exchange
-
-    def _encoded(self, request: Any) -> Buffer:
-        return request if self._serializer is None else self._serializer(request)
+        return self._kind(exchange, self._serializer, self._deserializer)
 
 
-class UnaryUnary(Method):
-    """One request, one response."""
+class OneRequest(Method[C]):
+    """With a request that is there."""
 
     __slots__ = ()
 
@@ -240,32 +242,13 @@ class UnaryUnary(Method):
         timeout: float | None = None,
         metadata: Metadata | None = None,
         wait_for_ready: bool | None = None,
-    ) -> OneResponse:
-        data = self._encoded(request)
-        exchange = self._exchange(data, timeout, metadata, wants_one=True, waits=wait_for_ready)
-        return OneResponse(exchange, None, self._deserializer)
+    ) -> C:
+        data: Buffer = request if self._serializer is None else self._serializer(request)
+        return self._begin(data, timeout, metadata, wait_for_ready)
 
 
-class UnaryStream(Method):
-    """One request, many responses."""
-
-    __slots__ = ()
-
-    def __call__(
-        self,
-        request: Any,
-        *,
-        timeout: float | None = None,
-        metadata: Metadata | None = None,
-        wait_for_ready: bool | None = None,
-    ) -> Responses:
-        data = self._encoded(request)
-        exchange = self._exchange(data, timeout, metadata, wants_one=False, waits=wait_for_ready)
-        return Responses(exchange, None, self._deserializer)
-
-
-class StreamUnary(Method):
-    """Many requests, one response."""
+class ManyRequests(Method[C]):
+    """With requests that are written, or come of an iterator."""
 
     __slots__ = ()
 
@@ -276,41 +259,11 @@ class StreamUnary(Method):
         timeout: float | None = None,
         metadata: Metadata | None = None,
         wait_for_ready: bool | None = None,
-    ) -> OneResponse:
-        exchange = self._exchange(None, timeout, metadata, wants_one=True, waits=wait_for_ready)
-        call = OneResponse(exchange, self._serializer, self._deserializer)
+    ) -> C:
+        call = self._begin(None, timeout, metadata, wait_for_ready)
         if request_iterator is not None:
             call.send_all(request_iterator)
         return call
 
 
-class StreamStream(Method):
-    """Many of both."""
-
-    __slots__ = ()
-
-    def __call__(
-        self,
-        request_iterator: Iterable[Any] | AsyncIterable[Any] | None = None,
-        *,
-        timeout: float | None = None,
-        metadata: Metadata | None = None,
-        wait_for_ready: bool | None = None,
-    ) -> Responses:
-        exchange = self._exchange(None, timeout, metadata, wants_one=False, waits=wait_for_ready)
-        call = Responses(exchange, self._serializer, self._deserializer)
-        if request_iterator is not None:
-            call.send_all(request_iterator)
-        return call
-
-
-__all__ = [
-    "Call",
-    "Metadata",
-    "OneResponse",
-    "Responses",
-    "StreamStream",
-    "StreamUnary",
-    "UnaryStream",
-    "UnaryUnary",
-]
+__all__ = ["Call", "ManyRequests", "Metadata", "OneRequest", "OneResponse", "Responses"]

@@ -26,11 +26,11 @@ import grpc.aio
 
 from penstock_runtime.http2.calls import (
     Deserializer,
+    ManyRequests,
+    OneRequest,
+    OneResponse,
+    Responses,
     Serializer,
-    StreamStream,
-    StreamUnary,
-    UnaryStream,
-    UnaryUnary,
 )
 from penstock_runtime.http2.connection import Connection, Headers, Stream
 from penstock_runtime.http2.exchange import Exchange
@@ -220,9 +220,9 @@ class Channel(grpc.aio.Channel):
         request_serializer: Serializer | None = None,
         response_deserializer: Deserializer | None = None,
         _registered_method: bool | None = None,
-    ) -> UnaryUnary:
+    ) -> OneRequest[OneResponse]:
         """Make calls of that method."""
-        return UnaryUnary(self, method, request_serializer, response_deserializer)
+        return OneRequest(OneResponse, self, method, request_serializer, response_deserializer)
 
     def unary_stream(  # type: ignore[override]
         self,
@@ -230,9 +230,9 @@ class Channel(grpc.aio.Channel):
         request_serializer: Serializer | None = None,
         response_deserializer: Deserializer | None = None,
         _registered_method: bool | None = None,
-    ) -> UnaryStream:
+    ) -> OneRequest[Responses]:
         """Make calls of that method."""
-        return UnaryStream(self, method, request_serializer, response_deserializer)
+        return OneRequest(Responses, self, method, request_serializer, response_deserializer)
 
     def stream_unary(  # type: ignore[override]
         self,
@@ -240,9 +240,9 @@ class Channel(grpc.aio.Channel):
         request_serializer: Serializer | None = None,
         response_deserializer: Deserializer | None = None,
         _registered_method: bool | None = None,
-    ) -> StreamUnary:
+    ) -> ManyRequests[OneResponse]:
         """Make calls of that method."""
-        return StreamUnary(self, method, request_serializer, response_deserializer)
+        return ManyRequests(OneResponse, self, method, request_serializer, response_deserializer)
 
     def stream_stream(  # type: ignore[override]
         self,
@@ -250,9 +250,9 @@ class Channel(grpc.aio.Channel):
         request_serializer: Serializer | None = None,
         response_deserializer: Deserializer | None = None,
         _registered_method: bool | None = None,
-    ) -> StreamStream:
+    ) -> ManyRequests[Responses]:
         """Make calls of that method."""
-        return StreamStream(self, method, request_serializer, response_deserializer)
+        return ManyRequests(Responses, self, method, request_serializer, response_deserializer)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Whether it is connected."""

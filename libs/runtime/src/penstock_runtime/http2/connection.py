@@ -429,7 +429,6 @@ class Connection:
             if frames_left < 0 or (begins and self.begun >= calls_left):
                 self.is_behind = True
                 break
-            self.begun += begins
             if kind == frames.DATA and not flags & frames.PADDED:
                 if self._block is not None or not self._has_settings:
                     raise BrokenPeer(frames.PROTOCOL_ERROR, "data where headers or settings were due")
@@ -440,6 +439,7 @@ class Connection:
                 raise BrokenPeer(frames.ENHANCE_YOUR_CALM, f"a frame of kind {kind} and {length} bytes")
             if end - position < FRAME_HEADER_BYTES + length:
                 break
+            self.begun += begins
             position += FRAME_HEADER_BYTES
             self._control(kind, flags, number, bytes(data[position : position + length]))
             position += length

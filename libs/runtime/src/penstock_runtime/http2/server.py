@@ -20,11 +20,11 @@ import grpc
 import grpc.aio
 
 from penstock_runtime.http2 import frames
-from penstock_runtime.http2.connection import IDLE_MOST, Connection, Headers, Stream
+from penstock_runtime.http2.connection import Connection, Headers, Stream
 from penstock_runtime.http2.inbound import BadMessage, Buffer, TooLarge
 from penstock_runtime.http2.peer_properties import properties_of
 from penstock_runtime.http2.status import CONTENT_TYPE, timeout_s, trailers
-from penstock_runtime.http2.wire import CallLine, Wire
+from penstock_runtime.http2.wire import CallLine, CallPace, Wire
 from penstock_runtime.logs import error_fields, get_log
 
 Handler = Any
@@ -37,9 +37,6 @@ _UNHEARD_MOST: Final = 1_000
 _HEAD: Final = ((":status", "200"), ("content-type", CONTENT_TYPE))
 _PLAIN: Final = ("grpc-accept-encoding", "identity")
 _TOLD_TOGETHER_S: Final = 0.05
-CALLS_AT_ONCE: Final = 8
-"""Each takes a tenth of a millisecond and more until it is served or refused."""
-_REST_S: Final = 0.002
 _LOOK_S: Final = 2.5
 _HELLO_S: Final = 5.0
 """Until then a connection has said that it speaks HTTP/2."""
@@ -304,7 +301,7 @@ class Peer:
             is_client=False,
             streams_max=server.streams_max,
             message_bytes_most=server.message_bytes_most,
-            resets_most=server.resets_most,
+            resets_most=server.pace.resets_most,
         )
         self.calls: dict[Stream, Call] = {}
         self._since_s = self._called_s = server.loop.time()
@@ -374,18 +371,16 @@ class Server:
         interceptors: Sequence[Any] = (),
         streams_max: int = 100,
         message_bytes_most: int,
-        resets_most: int = IDLE_MOST,
         window_bytes: int = WINDOW_BYTES,
-        calls_at_once: int = CALLS_AT_ONCE,
+        pace: CallPace = CallPace(),  # noqa: B008 - frozen
         refuses: Callable[[Peer, str], Status | None] = _nobody,
     ) -> None:
-        """`streams_max`: calls of a connection that are open at a time. `resets_most`: see `Connection`.
-        `window_bytes`: what may be under way of a call whose handler reads. `calls_at_once`: that are begun in one
-        turn. `refuses` says why a peer's call of that method is none, before anything is done for it."""
+        """`streams_max`: calls of a connection that are open at a time. `window_bytes`: what may be under way of a call
+        whose handler reads. `refuses` says why a peer's call of that method is none, before anything is done for it."""
         self.loop = asyncio.get_running_loop()
         self.streams_max = streams_max
         self.message_bytes_most = message_bytes_most
-        self.resets_most = resets_most
+        self.pace = pace
         self.window_bytes = window_bytes
         self._interceptors = tuple(interceptors)
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -394,7 +389,7 @@ class Server:
         self.unheard: dict[Refusal, None] = {}
         """The oldest first."""
         self._telling: asyncio.TimerHandle | None = None
-        self.line = CallLine(self.loop, calls_at_once, _REST_S, rests=calls_at_once == CALLS_AT_ONCE)
+        self.line = CallLine(self.loop, pace)
         self._empty = asyncio.Event()
         self._looks: asyncio.TimerHandle | None = None
 

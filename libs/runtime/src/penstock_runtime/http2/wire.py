@@ -6,9 +6,10 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
-from penstock_runtime.http2.connection import Connection
+from penstock_runtime.http2.connection import IDLE_MOST, Connection
 from penstock_runtime.http2.frames import BrokenPeer
 from penstock_runtime.http2.inbound import Buffer
 
@@ -17,21 +18,31 @@ _SCRATCH: Final = memoryview(bytearray(256 * 1024))
 _NOTHING: Final = memoryview(b"")
 WRITE_HIGH_BYTES: Final = 2 * 1024 * 1024
 """More than that in the transport, and writers wait."""
+_REST_S: Final = 0.002
+
+
+@dataclass(frozen=True)
+class CallPace:
+    """How fast calls may begin at a server; as given here, where anybody may come."""
+
+    at_once: int = 8
+    """In a turn of the loop. Each takes a tenth of a millisecond and more until it is served or refused."""
+    rests: bool = True
+    """A turn that was used up is followed by a rest; else only one in which calls were refused."""
+    resets_most: int = IDLE_MOST
+    """See `Connection`."""
 
 
 class CallLine:
     """Calls begin a few in a turn of the loop, whosoever they are; connections with more wait in a line, and what they
-    have sent behind those with them. A turn that was used up is followed by a rest, when it `rests`, or when calls were
-    refused in it."""
+    have sent behind those with them."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, calls_at_once: int, rest_s: float, *, rests: bool
-    ) -> None:
-        self._rests_always = self.rests = rests
+    def __init__(self, loop: asyncio.AbstractEventLoop, pace: CallPace) -> None:
         self._loop = loop
-        self._most = self.left = calls_at_once
+        self._pace = pace
+        self.left = pace.at_once
         """How many may begin in this turn."""
-        self._rest_s = rest_s
+        self.rests = pace.rests
         self._waiting: deque[Wire] = deque()
         self._renewal: asyncio.Handle | None = None
 
@@ -49,14 +60,14 @@ class CallLine:
 
     def _end_turn(self) -> None:
         if self.left <= 0 and self.rests:
-            self._renewal = self._loop.call_later(self._rest_s, self._renew)
+            self._renewal = self._loop.call_later(_REST_S, self._renew)
         else:
             self._renew()
 
     def _renew(self) -> None:
         self._renewal = None
-        self.left = self._most
-        self.rests = self._rests_always
+        self.left = self._pace.at_once
+        self.rests = self._pace.rests
         for _ in range(len(self._waiting)):
             if self.left <= 0:
                 break
@@ -82,7 +93,7 @@ class Wire(asyncio.BufferedProtocol):
         self._is_direct = False
         self._room: asyncio.Future[None] | None = None
         self._held: list[Buffer] | None = None
-        self._is_lost = False
+        self._is_made = self._is_lost = False
         self.connection: Connection
         self.received_bytes = 0
 
@@ -96,6 +107,7 @@ class Wire(asyncio.BufferedProtocol):
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = self._begun(self, transport)
+        self._is_made = True
         self.connection.begin()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -190,7 +202,7 @@ class Wire(asyncio.BufferedProtocol):
     def give_up(self, reason: str) -> None:
         """Whoever made the transport has ended it, and tells nobody. (uvloop does not, of a handshake that is
         cancelled when it is all but done.)"""
-        if hasattr(self, "connection"):
+        if self._is_made:
             self._reason = self._reason or reason
             self.connection_lost(None)
 
