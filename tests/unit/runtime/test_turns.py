@@ -9,27 +9,37 @@ from typing import Any
 
 import pytest
 
-from penstock_runtime.turns import LONG_SLICE_S, REST_MOST, LoopTurns, Rests
+from penstock_runtime.turns import LONG_SLICE_S, REST_MOST, REST_WITH_OTHERS_S, LoopTurns, Rests
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def test_nobody_rests_who_has_the_processor_to_himself() -> None:
     rests = Rests()
-    assert [rests.after(LONG_SLICE_S, LONG_SLICE_S, 0.0) for _ in range(100)] == [0.0] * 100
+    assert [rests.after(LONG_SLICE_S, LONG_SLICE_S, 0.0, 0.0) for _ in range(100)] == [0.0] * 100
 
 
 @pytest.mark.parametrize(("stolen_s", "late_s"), [(LONG_SLICE_S, 0.0), (0.0, LONG_SLICE_S), (0.003, 0.05)])
 def test_where_others_want_it_too_ten_times_as_long_as_was_worked(stolen_s: float, late_s: float) -> None:
     rests = Rests()
     wall_s = LONG_SLICE_S + stolen_s
-    rested = [rests.after(wall_s, LONG_SLICE_S, late_s) for _ in range(50)]
+    rested = [rests.after(wall_s, LONG_SLICE_S, late_s, 0.0) for _ in range(50)]
     assert rested == sorted(rested)
     assert rested[-1] == pytest.approx(REST_MOST * min(wall_s, 2 * LONG_SLICE_S))
     # What is seen once is forgotten again.
     for _ in range(100):
-        last = rests.after(LONG_SLICE_S, LONG_SLICE_S, 0.0)
+        last = rests.after(LONG_SLICE_S, LONG_SLICE_S, 0.0, 0.0)
     assert last < LONG_SLICE_S / 100
+
+
+def test_while_the_loop_serves_others_it_rests_after_every_slice() -> None:
+    rests = Rests()
+    slice_s = (LONG_SLICE_S, LONG_SLICE_S, 0.0)
+    assert rests.after(*slice_s, 0.00002) == 0.0, "that is the loop itself"
+    assert rests.after(*slice_s, 0.0002) == REST_WITH_OTHERS_S
+    # Who comes every few milliseconds counts as there in between.
+    assert {rests.after(*slice_s, 0.0) for _ in range(10)} == {REST_WITH_OTHERS_S}
+    assert [rests.after(*slice_s, 0.0) for _ in range(50)][-1] == 0.0
 
 
 def work(slices: int, clock_s: Callable[[], float]) -> Generator[None, None, int]:

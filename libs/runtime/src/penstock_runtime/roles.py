@@ -119,6 +119,9 @@ def run_in_loop(main: Callable[[], Coroutine[Any, Any, int]], *, allow_failpoint
 
 
 _GC_THRESHOLDS = (700, 10, 1_000)
+_SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that wants the interpreter waits for one that has it. Python's 5 ms are longer than an ack takes:
+the disk's threads, which need it for microseconds, stood that long behind a loop with work in every turn."""
 
 
 def _prepare_process() -> None:
@@ -134,6 +137,7 @@ def _prepare_process() -> None:
     # A full collection looks at every partition of the metadata image, 0.15 s at 100,000 of them,
     # in whichever thread it strikes. What is made here has hardly any cycles: it may wait.
     gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     trim_allocator()
 
 

@@ -8,7 +8,9 @@ little are served meanwhile (rule "The loop stays free").
 Work that goes on for many slices (`run`) has a line of its own and one slice in each turn of the loop. It rests
 after each slice as the processor is wanted by others: not at all where nobody else wants it, ten times as long as it
 has worked on a machine whose processors are all taken. How much they are wanted is seen by how long a slice took
-beside what it used of the processor, and by how late it was woken.
+beside what it used of the processor, and by how late it was woken. While the loop has others to serve (what it used
+of the processor between two slices says so) it rests after every slice: an ack takes a dozen turns of three loops and
+as many of threads that need the interpreter, and each would wait for a slice.
 """
 
 from __future__ import annotations
@@ -25,13 +27,19 @@ SLICE_S: Final = 0.001
 """What one piece of work may take at a time."""
 BUDGET_S: Final = 0.010
 """What all that is in line may take in one turn of the loop."""
-LONG_SLICE_S: Final = 0.0005
+LONG_SLICE_S: Final = 0.0003
 """What one slice of long work may take."""
+REST_WITH_OTHERS_S: Final = 0.002
+"""The shortest rest while the loop serves others: long work then has an eighth of the loop's time."""
 REST_MOST: Final = 10.0
-"""The longest rest of long work, in terms of what it has worked: 10 ms."""
+"""The longest rest of long work, in terms of what it has worked: 6 ms."""
 _REST_BY_WANT: Final = 40.0
 _WANT_WEIGHT: Final = 0.1
 """Of the newest slice in the mean of how much the processor is wanted."""
+_LOOP_S: Final = 0.00005
+"""What a turn of the loop itself uses of the processor, at most."""
+_OTHERS_SEEN_SLICES: Final = 16
+"""For how many slices the loop counts as one that serves others after it has."""
 _TIMER_S: Final = 0.001
 """Timers of the loop are as coarse as that."""
 
@@ -46,14 +54,17 @@ class Rests:
 
     def __init__(self) -> None:
         self._want = 0.0
+        self._with_others = 0
 
-    def after(self, wall_s: float, cpu_s: float, late_s: float) -> float:
+    def after(self, wall_s: float, cpu_s: float, late_s: float, others_cpu_s: float) -> float:
         """Seconds to rest after a slice that took `wall_s`, used the processor for `cpu_s` and began `late_s` after
-        its time."""
+        its time; since the slice before it the loop had used `others_cpu_s` of the processor for others."""
+        self._with_others = _OTHERS_SEEN_SLICES if others_cpu_s > _LOOP_S else max(0, self._with_others - 1)
         others_s = max(0.0, wall_s - cpu_s) + late_s
         self._want += _WANT_WEIGHT * (min(1.0, others_s / max(wall_s, LONG_SLICE_S)) - self._want)
         # A slice that was held up for long itself is no reason to rest for long.
-        return min(wall_s, 2 * LONG_SLICE_S) * min(_REST_BY_WANT * self._want, REST_MOST)
+        rest_s = min(wall_s, 2 * LONG_SLICE_S) * min(_REST_BY_WANT * self._want, REST_MOST)
+        return max(rest_s, REST_WITH_OTHERS_S) if self._with_others else rest_s
 
 
 class _LongLine:
@@ -66,6 +77,8 @@ class _LongLine:
         self._rests = Rests()
         self._running = False
         self._rest_s = self._late_s = self._due_s = 0.0
+        self._others_cpu_s = self._left_cpu_s = 0.0
+        """`left`: what the thread had used of the processor when the slice before was done."""
 
     async def turn(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -76,15 +89,19 @@ class _LongLine:
         self._line.append(one)
         if not self._running:
             self._running = True
+            # What went on while there was no long work says nothing of who is there now.
+            self._left_cpu_s = self._cpu_s()
             asyncio.get_running_loop().call_soon(self._next)
 
     def worked(self, wall_s: float, cpu_s: float) -> None:
         """What the slice took that was begun last."""
-        self._rest_s = self._rests.after(wall_s, cpu_s, self._late_s)
+        self._rest_s = self._rests.after(wall_s, cpu_s, self._late_s, self._others_cpu_s)
+        self._left_cpu_s = self._cpu_s()
 
     def _next(self) -> None:
         self._late_s = max(0.0, self._clock_s() - self._due_s - _TIMER_S) if self._due_s else 0.0
         self._due_s = self._rest_s = 0.0
+        self._others_cpu_s = self._cpu_s() - self._left_cpu_s
         while self._line:
             first = self._line.popleft()
             if not isinstance(first, asyncio.Future):
