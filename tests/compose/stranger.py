@@ -1,8 +1,8 @@
 """Run in a container of nobody's, on the stack's network: knocks at every port and tells what came back.
 
 `stranger.py HOST:PORT...` prints JSON: [where, how, bytes that were not a TLS alert, as hex, error]. Standard library
-alone. In one thread: OpenSSL 3.0 clears up at the end of the process beside threads that have just ended but still
-clear up after themselves, and once that was one heap corruption in place of an answer.
+alone. In one thread: with many of them the process once ended with its heap corrupted (exit 139), after all was
+answered. Seen once and not again; likely OpenSSL clearing up for the process beside threads that were just ending.
 """
 
 from __future__ import annotations

@@ -81,6 +81,46 @@ def test_work_of_one_goes_on_while_the_loop_turns_and_rests_as_others_want(run: 
     assert slow_s > 100 * LONG_SLICE_S * 5
 
 
+@pytest.mark.parametrize("others_s", [0.0, 0.0002])
+def test_others_of_the_loop_are_seen_by_what_they_use_between_two_slices(run: Run, others_s: float) -> None:
+    """Both clocks are the test's: nobody else's work counts."""
+    now_s = used_s = 0.0
+
+    def steps() -> Generator[None, None, None]:
+        nonlocal now_s, used_s
+        for _ in range(30):
+            now_s += 2 * LONG_SLICE_S
+            used_s += 2 * LONG_SLICE_S
+            yield
+
+    async def main() -> float:
+        turns = LoopTurns(lambda: now_s, lambda: used_s)
+
+        async def others() -> None:
+            nonlocal used_s
+            while True:
+                used_s += others_s
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        rested: list[float] = []
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def note(rest_s: float, *call: Any) -> asyncio.TimerHandle:
+            rested.append(rest_s)
+            return call_later(rest_s, *call)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "call_later", note)
+            await turns.run(steps())
+        other.cancel()
+        return sum(rested)
+
+    rested_s = run(main())
+    assert rested_s == (0.0 if not others_s else pytest.approx(29 * REST_WITH_OTHERS_S, rel=0.1))
+
+
 async def test_a_turn_that_is_given_up_holds_up_nobody() -> None:
     turns = LoopTurns()
     waiting = [asyncio.create_task(turns.next_slice()) for _ in range(3)]
