@@ -359,31 +359,41 @@ class Matrix:
         self._cluster.start("node-2")
 
     def _diverge(self, topic: str, load: Load) -> None:
-        """Records that only node-1 has: its followers hang, it appends, it dies, others take over."""
+        """Records that only node-1 has: its followers hang, it appends, it dies, others take over.
+
+        The followers are killed too, once they are the leaders: what node-1 had sent them waits in the buffers
+        of their connections, and would be appended by whoever goes on.
+        """
         cluster = self._cluster
 
         def leads() -> bool:
             parts = describe(cluster.bootstrap, topic).values()
             return any(p.leader == 1 for p in parts) and all(len(p.isrs) == len(NODES) for p in parts)
 
+        def is_succeeded() -> bool:
+            return all(p.leader in (2, 3) for p in describe(cluster.bootstrap, topic).values())
+
         for _ in range(DIVERGE_TRIES_MAX):
             wait_for(leads, f"node-1 leads some of {topic}, and all are in sync")
             for name in NODES[1:]:
                 cluster.kill(name, signal.SIGSTOP)
-            try:
-                # What is under way to node-1 is appended there; its followers' files stand still.
-                alone = wait_until(lambda: self._is_ahead(topic), 5.0)
-                if alone:
-                    cluster.kill("node-1")
-            finally:
+            # What is under way to node-1 is appended there; its followers' files stand still.
+            alone = wait_until(lambda: self._is_ahead(topic), 5.0)
+            if alone:
+                cluster.kill("node-1")
+                # They have to be in sync still when it is seen that node-1 is gone.
+                alone = wait_until(is_succeeded, 5.0)
+                for name in NODES[1:]:
+                    cluster.kill(name)
+                with suppress(CommandError):  # node-1 is missing
+                    cluster.start(*NODES[1:])
+            else:
                 for name in NODES[1:]:
                     cluster.kill(name, signal.SIGCONT)
-            load.wait_for_acks(200)
             if alone and self._has_a_tail(topic):
+                load.wait_for_acks(200, 120.0)
                 return
-            # What was under way to its followers came there, from the buffers of their connections.
-            if alone:
-                start_ready(cluster, "node-1")
+            start_ready(cluster, *(name for name in NODES if name not in cluster.alive()))
         raise AssertionError(f"node-1 never held a record of {topic} alone")
 
     def _is_ahead(self, topic: str) -> bool:
