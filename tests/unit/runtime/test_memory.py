@@ -1,12 +1,18 @@
 """What a role does not load, and that the allocator's bounds can be set anywhere."""
 
+import contextlib
+import resource
+import socket
+import ssl
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from penstock_runtime import memory
 from penstock_runtime.memory import bound_allocator, trim_allocator
+from support.certificates import ClusterCa
 from support.waiting import eventually
 
 
@@ -49,3 +55,102 @@ def test_no_role_loads_a_crypto_package(role: str) -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+class TestRoomForTls:
+    """A TLS connection's buffer lies on pages that nobody has touched."""
+
+    def test_it_is_made_each_time_where_that_is_quick(self) -> None:
+        clock = Clock(took_s=0.0001)
+        for _ in range(10):
+            clock.room.make()
+            clock.now_s += 0.01
+        assert clock.trims == 10
+
+    def test_it_takes_a_twentieth_of_the_time_where_it_is_slow(self) -> None:
+        clock = Clock(took_s=0.005)
+        for _ in range(1_000):
+            clock.room.make()
+            clock.now_s += 0.001
+        assert 8 <= clock.trims <= 10, "of 1 s it had 50 ms"
+
+    def test_a_connection_does_not_keep_what_the_handshake_before_it_has_used(self, tmp_path: Path) -> None:
+        """Measured in a process of its own each: bytes that a connection costs at an allocator bounded as roles'."""
+        assert bytes_each(tmp_path, room=True) < 0.75 * bytes_each(tmp_path, room=False)
+
+
+class Clock:
+    """A room whose trims take some time, of a clock that nothing else moves."""
+
+    def __init__(self, took_s: float) -> None:
+        self.now_s = 100.0
+        self.trims = 0
+        self._took_s = took_s
+        self.room = memory.RoomForTls(lambda: self.now_s, self._trim)
+
+    def _trim(self) -> None:
+        self.trims += 1
+        self.now_s += self._took_s
+
+
+CONNECTIONS = 150
+TLS_SERVER = """
+import asyncio, ssl, sys
+import uvloop
+from penstock_runtime.memory import RoomForTls, bound_allocator
+
+bound_allocator()
+room = RoomForTls() if sys.argv[1] == "True" else None
+
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.transport.write(data)
+
+
+async def main():
+    loop = asyncio.get_running_loop()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[2], sys.argv[3])
+    listening = __import__("socket").create_server(("127.0.0.1", 0), backlog=100)
+    listening.setblocking(False)
+    print(listening.getsockname()[1], flush=True)
+    kept = []
+    while True:
+        client, _ = await loop.sock_accept(listening)
+        if room is not None:
+            room.make()
+        kept.append(await loop.connect_accepted_socket(Echo, client, ssl=context))
+
+
+uvloop.run(main())
+"""
+
+
+def bytes_each(directory: Path, *, room: bool) -> float:
+    """Resident memory that a connection costs a server which makes room for it, or does not."""
+    files = ClusterCa().issue(directory / str(room), "gateway", "gateway-1")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    command = [sys.executable, "-c", TLS_SERVER, str(room), files["cert"], files["key"]]
+    with contextlib.ExitStack() as open_ones, subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+
+            def connect(count: int) -> int:
+                for _ in range(count):
+                    plain = socket.create_connection(("127.0.0.1", port), 30)
+                    client = open_ones.enter_context(context.wrap_socket(plain))
+                    client.sendall(b"a")
+                    assert client.recv(1) == b"a"
+                pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+                return pages * resource.getpagesize()
+
+            before_bytes = connect(20)  # what it needs once
+            return (connect(CONNECTIONS) - before_bytes) / CONNECTIONS
+        finally:
+            server.kill()

@@ -30,7 +30,7 @@ from penstock_runtime.http2.server import Server
 from penstock_runtime.http2.wire import Wire
 from penstock_runtime.kept_out import KeptOut
 from penstock_runtime.logs import CONSTANT, get_log
-from penstock_runtime.memory import Trimmer
+from penstock_runtime.memory import RoomForTls, Trimmer
 from penstock_runtime.turns import LoopTurns
 
 BACKLOG: Final = 32
@@ -84,6 +84,7 @@ class GrpcPort:
         self._pace = HandshakePace()
         self._kept_out = KeptOut(name, self._filter)
         self._trimmer = Trimmer()
+        self._tls_room = RoomForTls()
 
     def __len__(self) -> int:
         """How many connections there are."""
@@ -221,6 +222,7 @@ class GrpcPort:
             await asyncio.sleep(wait_s)
         await self._turns.next()
         wasted = True
+        self._tls_room.make()
         try:
             await self._loop.connect_accepted_socket(
                 lambda: wire,

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, cast
 from penstock_core.security.login_limits import network
 from penstock_runtime import syn_filter
 from penstock_runtime.kept_out import KeptOut
+from penstock_runtime.memory import RoomForTls
 
 CONNECTIONS_MAX: Final = 64
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -121,6 +122,7 @@ async def accept_tls(listening: socket.socket, door: HttpDoor, context: Callable
     """Let in who comes, each by the context of that moment, until cancelled; then the port is closed."""
     loop = asyncio.get_running_loop()
     greeted: set[asyncio.Task[None]] = set()
+    room = RoomForTls()
     try:
         while True:
             try:
@@ -132,7 +134,7 @@ async def accept_tls(listening: socket.socket, door: HttpDoor, context: Callable
             if not door.takes(greeting):
                 client.close()
                 continue
-            greeting.task = loop.create_task(_greet(client, door, greeting, context()))
+            greeting.task = loop.create_task(_greet(client, door, greeting, context(), room))
             greeted.add(greeting.task)
             greeting.task.add_done_callback(greeted.discard)
     finally:
@@ -141,7 +143,9 @@ async def accept_tls(listening: socket.socket, door: HttpDoor, context: Callable
             task.cancel()
 
 
-async def _greet(client: socket.socket, door: HttpDoor, greeting: _Greeting, context: ssl.SSLContext) -> None:
+async def _greet(
+    client: socket.socket, door: HttpDoor, greeting: _Greeting, context: ssl.SSLContext, room: RoomForTls
+) -> None:
     """Shake hands with one of them."""
     loop = asyncio.get_running_loop()
     greeting.has_begun = True
@@ -149,6 +153,7 @@ async def _greet(client: socket.socket, door: HttpDoor, greeting: _Greeting, con
     def make() -> BoundedHttp:
         return BoundedHttp(door, greeting)
 
+    room.make()
     try:
         await loop.connect_accepted_socket(make, client, ssl=context, ssl_handshake_timeout=REQUEST_TIMEOUT_S)
     except (OSError, ssl.SSLError, asyncio.CancelledError):

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+from collections.abc import Callable
+from time import perf_counter
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -20,6 +22,8 @@ ARENAS = 2
 TRIM_BYTES = 4 * 1024 * 1024
 TRIM_REST_S = 0.25
 """Between two trims of a `Trimmer`: they take less than a hundredth of it."""
+TRIM_SHARE = 0.05
+"""Of a loop's time, the most that trims of a `RoomForTls` take."""
 MMAP_BYTES = 4 * 1024 * 1024
 """Above it, memory comes straight from the kernel and goes straight back. A fixed value: left to
 itself the threshold grows with every large buffer that is freed."""
@@ -53,6 +57,32 @@ class Trimmer:
         self._is_due = False
         with contextlib.suppress(RuntimeError):  # the process ends: its executor takes nothing more
             asyncio.get_running_loop().run_in_executor(None, trim_allocator)
+
+
+class RoomForTls:
+    """Memory for a TLS connection in which nobody has written yet.
+
+    uvloop takes 256 KiB for each; what a client sends touches their first page, and pages that nobody touched cost
+    nothing. But the allocator puts them over what has just been freed, the buffers of the handshake before or a batch
+    that passed, and those pages stay as long as the connection does: some 55 KB of memory each, and not 27.
+    """
+
+    def __init__(
+        self, clock_s: Callable[[], float] = perf_counter, trim: Callable[[], None] = trim_allocator
+    ) -> None:
+        self._clock_s = clock_s
+        self._trim = trim
+        self._due_s = 0.0
+
+    def make(self) -> None:
+        """Call just before the connection is made. Takes a tenth of a millisecond; is left out where it takes longer
+        and the last one was just now."""
+        begun_s = self._clock_s()
+        if begun_s < self._due_s:
+            return
+        self._trim()
+        ended_s = self._clock_s()
+        self._due_s = ended_s + (ended_s - begun_s) / TRIM_SHARE
 
 
 def bound_allocator() -> None:

@@ -30,6 +30,7 @@ from penstock_frontend.listener.descriptors import first_reserved
 from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
 from penstock_frontend.listener.strangers import Strangers
 from penstock_runtime.handshakes import Begin, End, HandshakeLine, HandshakePace
+from penstock_runtime.memory import RoomForTls
 
 _REFUSED_LOG_INTERVAL_S = 1.0
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -102,6 +103,7 @@ class Doorway:
         )
         self._handshakes_timer: asyncio.TimerHandle | None = None
         self._pace = HandshakePace()
+        self._tls_room = RoomForTls()
         self._first_reserved = first_reserved()
         self._logged_s = -1e9
         self._room: deque[Connection] = deque()
@@ -300,6 +302,7 @@ class Doorway:
                 return
             await owner.turns.next()
             wasted = True
+            self._tls_room.make()
             await owner.loop.connect_accepted_socket(
                 connection,
                 client,
