@@ -13,6 +13,7 @@ from penstock_runtime.handshakes import (
     PATIENCE_S,
     SIGN_IN_PATIENCE_AMONG_EQUALS_S,
     SIGN_IN_PATIENCE_S,
+    SILENT_PER_S,
     WASTED_BURST,
     WASTED_PER_S,
     Begin,
@@ -20,6 +21,7 @@ from penstock_runtime.handshakes import (
     HandshakeLine,
     HandshakePace,
     Later,
+    SilentPace,
 )
 
 
@@ -195,3 +197,13 @@ def test_of_very_many_addresses_those_that_wasted_something_last_are_remembered(
         assert len(pace._of) <= 101
     assert pace.wait_s("bad", 0.0, 10.0) == 0.0
     assert pace.wait_s("bad", 0.0, 10.0) == pytest.approx(1 / PACED_PER_S)
+
+
+def test_addresses_with_many_that_say_nothing_share_one_pace() -> None:
+    pace = SilentPace()
+    waits = [pace.wait_s(100.0, 4.5 / SILENT_PER_S) for _ in range(8)]
+    assert waits[:5] == pytest.approx([n / SILENT_PER_S for n in range(5)])
+    # Who is sent away takes no time of the next one.
+    assert waits[5:] == [None, None, None]
+    assert pace.wait_s(100.0, 10.0) == pytest.approx(5 / SILENT_PER_S)
+    assert pace.wait_s(200.0, 0.2) == 0.0

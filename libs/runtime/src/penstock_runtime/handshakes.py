@@ -30,6 +30,9 @@ WASTED_PER_S: Final = 10.0
 """So many of them are forgiven in a second."""
 PACED_PER_S: Final = 20.0
 """How many begin in a second at an address that has more."""
+SILENT_PER_S: Final = 25.0
+"""How many begin in a second at all addresses together that have connections which shook hands and say nothing, once
+those are many."""
 _ADDRESSES_MAX: Final = 20_000
 
 PATIENCE_S: Final = 0.5
@@ -230,3 +233,23 @@ class HandshakePace:
             self._waste(address, now_s)
         for address in list(self._of)[: max(0, len(self._of) - _ADDRESSES_MAX // 2)]:
             del self._of[address]
+
+
+class SilentPace:
+    """How fast handshakes begin, all together, of addresses that have connections which shook hands and say nothing.
+
+    Of ten addresses each has 20 a second for nothing, and who keeps his connections has not even lost them yet. An
+    address without such a connection does not come here, so it waits for nobody.
+    """
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def wait_s(self, now_s: float, most_s: float) -> float | None:
+        """How long the next one has to wait, which then has that time for its own; None when that is longer than
+        `most_s`."""
+        begins_s = max(now_s, self._next_s)
+        if begins_s - now_s > most_s:
+            return None
+        self._next_s = begins_s + 1 / SILENT_PER_S
+        return begins_s - now_s

@@ -621,6 +621,57 @@ def test_of_those_that_have_done_their_handshake_and_say_nothing_few_are_kept(ru
     run(scenario())
 
 
+def test_where_many_say_nothing_after_their_handshakes_the_next_ones_of_their_addresses_come_slowly(
+    run: Run, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So slowly here that the second one is sent away. Nobody else waits, nor do they once those have asked."""
+    monkeypatch.setattr(handshakes, "SILENT_PER_S", 0.001)
+
+    async def scenario() -> None:
+        tls = ListenerTlsFiles("A", files.tls())
+        limits = ListenerLimits(handshake_timeout_ms=5_000, caps=ConnectionCaps(tls_greeted_max=30))
+        async with (
+            contextlib.AsyncExitStack() as stack,
+            listening(echo, limits, tls=tls.context, security="SSL", **_table(files)) as (
+                listener,
+                _,
+                where,
+                _,
+            ),
+        ):
+            context, came = files.client(), []
+
+            async def comes(host: str) -> bool:
+                try:
+                    reader, writer = await asyncio.open_connection(
+                        where.host,
+                        where.port,
+                        ssl=context,
+                        server_hostname="localhost",
+                        local_addr=(host, 0),
+                    )
+                except OSError:
+                    return False
+                stack.callback(writer.close)
+                came.append((reader, writer))
+                return True
+
+            for number in range(4):
+                assert await comes("127.0.0.9")
+                await eventually(lambda n=number: len(listener._doorway._greeted) == n + 1, "it came")  # type: ignore[misc]
+            assert [await comes("127.0.0.9"), await comes("127.0.0.9")] == [True, False]
+            assert await asks(where, context) == b"hi"
+            for reader, writer in came:
+                writer.write(request(1, b"hi"))
+                assert (await read_response(reader))[0] == 1
+            # Each newcomer has them asked whether they still are silent.
+            assert await comes("127.0.0.8")
+            await eventually(lambda: not listener._doorway._greeted.has("127.0.0.9"), "it is seen")
+            assert await comes("127.0.0.9")
+
+    run(scenario())
+
+
 def test_silence_before_and_in_a_handshake_ends(run: Run, files: Files) -> None:
     async def scenario() -> None:
         tls = ListenerTlsFiles("A", files.tls())

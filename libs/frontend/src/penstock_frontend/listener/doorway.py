@@ -29,7 +29,7 @@ from penstock_frontend.listener.connection import Connection, ConnectionOwner
 from penstock_frontend.listener.descriptors import first_reserved
 from penstock_frontend.listener.proxy_protocol import ProxyHeader, take_header_bytes
 from penstock_frontend.listener.strangers import Strangers
-from penstock_runtime.handshakes import Begin, End, HandshakeLine, HandshakePace
+from penstock_runtime.handshakes import Begin, End, HandshakeLine, HandshakePace, SilentPace
 from penstock_runtime.memory import RoomForTls
 
 _REFUSED_LOG_INTERVAL_S = 1.0
@@ -45,6 +45,8 @@ _TOGETHER = 2
 """With more of them so many come in together,"""
 _PAUSE_S = 0.001
 """and then nobody for so long: each costs 0.12 ms, and a thousand that dialled together made acks wait 25 ms."""
+_SILENT_FEW_SHARE = 10
+"""Up to a tenth of the most that are kept after a handshake without a request are few: nobody waits for them."""
 _SHUTDOWN_TIMEOUT_S = 2.0
 """How long a connection that we close waits for the other side to say that it ends too."""
 _TLS_HANDSHAKE = 0x16
@@ -103,6 +105,8 @@ class Doorway:
         )
         self._handshakes_timer: asyncio.TimerHandle | None = None
         self._pace = HandshakePace()
+        self._silent_pace = SilentPace()
+        self._silent_few = caps.tls_greeted_max // _SILENT_FEW_SHARE
         self._tls_room = RoomForTls()
         self._first_reserved = first_reserved()
         self._logged_s = -1e9
@@ -284,6 +288,9 @@ class Doorway:
         owner = self._owner
         timeout_s = owner.limits.handshake_timeout_ms / 1000
         wait_s = self._pace.wait_s(network(host), owner.loop.time(), timeout_s)
+        if wait_s is not None and self._is_silent(network(host)):
+            silent_s = self._silent_pace.wait_s(owner.loop.time(), timeout_s)
+            wait_s = None if silent_s is None else max(wait_s, silent_s)
         if wait_s is None:
             self._bad_handshake(client, host, "too many handshakes of its address were for nothing")
             return
@@ -322,6 +329,10 @@ class Doorway:
                 self._pace.wasted(network(host), owner.loop.time())
             self._handshake_is_over(host, turn)
             del turn
+
+    def _is_silent(self, address: str) -> bool:
+        """Many have done their handshake and say nothing, some of this address."""
+        return len(self._greeted) > self._silent_few and self._greeted.has(address)
 
     async def _begins(self, turn: _Turn) -> bool:
         """Wait for its turn; False when that does not come in time."""

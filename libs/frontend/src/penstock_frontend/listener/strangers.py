@@ -42,6 +42,10 @@ class Strangers(Generic[T]):
         """How many may be strangers, as far as is known."""
         return self._count
 
+    def has(self, address: str) -> bool:
+        """Whether somebody of it may be one, as far as is known."""
+        return address in self._of
+
     def come(self, address: str, one: T) -> tuple[str, T] | None:
         """Somebody new; who has to go for it with its address, already forgotten here, or None."""
         mine = self._of.setdefault(address, {})
