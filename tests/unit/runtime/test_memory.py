@@ -95,7 +95,7 @@ class Clock:
 
 CONNECTIONS = 150
 TLS_SERVER = """
-import asyncio, ssl, sys
+import asyncio, socket, ssl, sys
 import uvloop
 from penstock_runtime.memory import RoomForTls, bound_allocator
 
@@ -115,7 +115,7 @@ async def main():
     loop = asyncio.get_running_loop()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(sys.argv[2], sys.argv[3])
-    listening = __import__("socket").create_server(("127.0.0.1", 0), backlog=100)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=100)
     listening.setblocking(False)
     print(listening.getsockname()[1], flush=True)
     kept = []

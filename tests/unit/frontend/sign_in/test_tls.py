@@ -91,6 +91,15 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
+async def dials(
+    endpoint: Endpoint, context: ssl.SSLContext, host: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A new connection from one of loopback's addresses."""
+    return await asyncio.open_connection(
+        endpoint.host, endpoint.port, ssl=context, server_hostname="localhost", local_addr=(host, 0)
+    )
+
+
 async def asks(endpoint: Endpoint, context: ssl.SSLContext | None, body: bytes = b"hi") -> bytes:
     """The answer of the echo over a new connection."""
     reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=context, limit=2**21)
@@ -566,13 +575,7 @@ def test_an_address_whose_handshakes_are_for_nothing_is_slowed_down_and_others_a
 
             async def comes(how: ssl.SSLContext) -> bool:
                 try:
-                    _, writer = await asyncio.open_connection(
-                        where.host,
-                        where.port,
-                        ssl=how,
-                        server_hostname="localhost",
-                        local_addr=("127.0.0.9", 0),
-                    )
+                    _, writer = await dials(where, how, "127.0.0.9")
                 except OSError:
                     return False
                 writer.close()
@@ -643,13 +646,7 @@ def test_where_many_say_nothing_after_their_handshakes_the_next_ones_of_their_ad
 
             async def comes(host: str) -> bool:
                 try:
-                    reader, writer = await asyncio.open_connection(
-                        where.host,
-                        where.port,
-                        ssl=context,
-                        server_hostname="localhost",
-                        local_addr=(host, 0),
-                    )
+                    reader, writer = await dials(where, context, host)
                 except OSError:
                     return False
                 stack.callback(writer.close)

@@ -288,12 +288,17 @@ class Doorway:
         owner = self._owner
         timeout_s = owner.limits.handshake_timeout_ms / 1000
         wait_s = self._pace.wait_s(network(host), owner.loop.time(), timeout_s)
-        if wait_s is not None and self._is_silent(network(host)):
-            silent_s = self._silent_pace.wait_s(owner.loop.time(), timeout_s)
-            wait_s = None if silent_s is None else max(wait_s, silent_s)
         if wait_s is None:
             self._bad_handshake(client, host, "too many handshakes of its address were for nothing")
             return
+        if self._is_silent(network(host)):
+            silent_s = self._silent_pace.wait_s(owner.loop.time(), timeout_s)
+            if silent_s is None:
+                self._bad_handshake(
+                    client, host, "too many say nothing after their handshakes, some of its address"
+                )
+                return
+            wait_s = max(wait_s, silent_s)
         if wait_s:
             await asyncio.sleep(wait_s)
         wasted = False
