@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 # spoil that for all others; the controller's package takes care of it when it comes first.
 import penstock_controller.quorum  # noqa: F401
 from penstock.local import ports
+from support import failures
 from support.progress import Progress
 from support.watchdog import Watchdog
 
@@ -30,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     worker: dict[str, object] | None = getattr(config, "workerinput", None)
     if worker is None:
         config.pluginmanager.register(Progress())
+        if (told_again := failures.wanted()) is not None:
+            config.pluginmanager.register(told_again)
         return
     number, count = int(str(worker["workerid"]).removeprefix("gw")), int(str(worker["workercount"]))
     # One that takes a crashed worker's place has a new number.
