@@ -39,6 +39,7 @@ from penstock_kafka.wire.produce import (
     encode_produce_response,
     skim_produce,
 )
+from penstock_kafka.wire.produce_parts import ProduceParts
 from penstock_proto.v1 import metadata_pb2
 
 VERSIONS: Final = [
@@ -193,6 +194,35 @@ def _skim_produce(data: bytes) -> None:
     expect(b"".join(encode_produce_request(version, 1, None, again)) == frame, "written the same")
 
 
+def _produce_parts(data: bytes) -> None:
+    """The request in two pieces: its parts say what it says, or both ways it is malformed."""
+    if len(data) < 2:
+        raise Malformed("too short to choose a version and a place")
+    version, body = _versioned(3, 13, data[1:])
+    frame = request_header(ApiKey.PRODUCE, version, 1, None) + body
+    first = max(parse_request_header(frame).body_offset, len(frame) * data[0] // 255)
+    parted = ProduceParts(len(frame))
+    parts = []
+    part, taken = parted.cut(frame[:first])
+    if not parted.is_over:
+        parts.append(part)
+        part, _ = parted.cut(frame[taken:])
+    parts.append(part)
+    expect(parted.is_over, "all of it is taken")
+    found = [skim_produce(one, parse_request_header(one)) for one in parts if one is not None]
+    whole = skim_produce(frame, parse_request_header(frame))
+    expect(
+        [_of_partition(p) for skim in found for p in skim.partitions]
+        == [_of_partition(p) for p in whole.partitions],
+        "the parts are the whole",
+    )
+    expect({(s.acks, s.timeout_ms) for s in found} == {(whole.acks, whole.timeout_ms)}, "each as the whole")
+
+
+def _of_partition(one: ProducePartition) -> tuple[str, bytes | None, int, bytes]:
+    return one.topic, one.topic_id, one.partition, bytes(one.records)
+
+
 def _produce_seeds() -> Iterator[bytes]:
     for version in range(3, 14):
         name, topic_id = ("t", None) if version < 13 else ("", _TOPIC_ID)
@@ -200,6 +230,12 @@ def _produce_seeds() -> Iterator[bytes]:
         skim = ProduceSkim("tx" if version & 1 else None, -1, 1500, items, want_receipt=True)
         frame = b"".join(encode_produce_request(version, 1, None, skim))
         yield bytes([version - 3]) + frame[parse_request_header(frame).body_offset :]
+
+
+def _produce_parts_seeds() -> Iterator[bytes]:
+    for seed in _produce_seeds():
+        for place in (0, 100, 200, 255):
+            yield bytes([place]) + seed
 
 
 def _produce_response(data: bytes) -> None:
@@ -347,6 +383,7 @@ TARGETS: Final = [
     Target("kafka.error_response", _error_response, REFUSED, _request_seeds, share=20, input_bytes_max=2048),
     Target("kafka.api_versions", _api_versions, REFUSED, _api_versions_seeds, share=20, input_bytes_max=512),
     Target("kafka.produce", _skim_produce, REFUSED, _produce_seeds, share=50),
+    Target("kafka.produce_parts", _produce_parts, REFUSED, _produce_parts_seeds, share=30),
     Target("kafka.produce_response", _produce_response, REFUSED, _produce_response_seeds, share=20),
     Target("kafka.fetch", _fetch, REFUSED, _fetch_seeds, share=50),
     Target("kafka.fetch_response", _fetch_response, REFUSED, _fetch_response_seeds, share=20),

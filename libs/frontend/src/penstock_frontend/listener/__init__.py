@@ -11,6 +11,7 @@
 `listener`         a port that speaks Kafka's framing
 `metrics`          counters of the Kafka side of a process
 `partial_frame`    a request that comes in pieces
+`parts_answer`     one response of those to the parts of a request
 `proxy_protocol`   the PROXY protocol header, versions 1 and 2
 `quota_gate`       what requests use of quotas, and for how long their clients wait then
 `strangers`        connections that made no request yet

@@ -4,7 +4,9 @@ Theory. Reads go into one buffer that all connections of a listener share, since
 loop reads and hands over in one step; whole small frames are copied out of it. A frame
 that did not come whole gets a bytearray of its own and the rest is received straight
 into it (`PartialFrame`): a large Produce is copied only for the part that came with its head. One of a client
-that may write nowhere is not kept at all (`DeniedFrame`): the handler gets it without its records.
+that may write nowhere is not kept at all (`DeniedFrame`): the handler gets it without its records. One of several
+megabytes is handled in parts while it comes (`PartedFrame`): the handler gets requests of some of its partitions, the
+client one response when the last is answered (`PartsAnswer`); the rest is not read while too much of it is unanswered.
 
 A handler's answer that is there at once is written at once; a Future gets a callback;
 only a coroutine costs a task. Coroutines start in arrival order but after `handle` has
@@ -48,10 +50,17 @@ from penstock_frontend.listener.answers import CLOSE, NO_RESPONSE, Buffer, Respo
 from penstock_frontend.listener.frame_memory import FrameMemory
 from penstock_frontend.listener.limits import ListenerLimits
 from penstock_frontend.listener.metrics import ApiStats, KafkaMetrics
-from penstock_frontend.listener.partial_frame import DeniedFrame, PartialFrame, first_room_bytes
+from penstock_frontend.listener.partial_frame import (
+    DeniedFrame,
+    PartedFrame,
+    PartialFrame,
+    first_room_bytes,
+)
+from penstock_frontend.listener.parts_answer import PartsAnswer
 from penstock_frontend.listener.proxy_protocol import ProxyHeader
 from penstock_frontend.listener.quota_gate import Charge, QuotaGate, Timed
-from penstock_kafka.wire.apis import ApiKey
+from penstock_kafka.wire.apis import ApiKey, is_supported
+from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Malformed
 from penstock_runtime.logs import Log
 from penstock_runtime.settings import ListenerSettings
@@ -148,10 +157,15 @@ _TOKEN_BYTES_MIN = 2
 _FLUSH_BYTES = 256 * 1024
 _PRODUCE = b"\x00\x00"
 """Its api key, the first two bytes of a frame."""
-_TOLD_BYTES = 6
-"""Length and api key: what has to be there of a large frame to say how it is received."""
+_TOLD_BYTES = 8
+"""Length, api key and version: what has to be there of a large frame to say how it is received."""
 _ASKED_BYTES_MIN = 256 * 1024
 """Of a Produce that is larger it is asked before it is held whether its sender may write at all."""
+
+_PARTED_BYTES_MIN = 4 * 1024 * 1024
+"""A Produce that is larger is handled in parts. No client sends such a one by default."""
+_PARTS_BYTES_MAX = 8 * 1024 * 1024
+"""Of its parts that are not answered; then the rest of it is not read."""
 
 _Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float, Charge | None]
 
@@ -183,6 +197,7 @@ class Connection(asyncio.BufferedProtocol):
         "_out_bytes",
         "_owner",
         "_partial",
+        "_parts",
         "_pending",
         "_proxied",
         "_quotas",
@@ -269,6 +284,8 @@ class Connection(asyncio.BufferedProtocol):
         self._head = b""
         self._backlog = b""
         self._partial: PartialFrame | None = None
+        self._parts: PartsAnswer | None = None
+        """Of the request that comes in parts."""
         self._charged = 0
         self._starved = False
         self._pending: deque[_Pending] = deque()
@@ -406,7 +423,7 @@ class Connection(asyncio.BufferedProtocol):
             task.cancel()
         self._pending.clear()
         self._out.clear()
-        self._partial = None
+        self._partial = self._parts = None
         self._backlog = self._head = b""
         self._memory.ended(self.address, self)
         self._release(self._charged)
@@ -440,7 +457,9 @@ class Connection(asyncio.BufferedProtocol):
         except Malformed as e:
             self._bad_frame("body", e.message)
             return
-        if partial.is_whole:
+        if isinstance(partial, PartedFrame) and partial.wants_cut:
+            self._cut(partial)
+        elif partial.is_whole:
             self._partial = None
             self._memory.ended(self.address, self)
             self._dispatch(partial.take(), charged=partial.is_held)
@@ -448,6 +467,34 @@ class Connection(asyncio.BufferedProtocol):
             self._check_blocked()
         elif partial.is_full:
             self._grow(partial)
+
+    def _cut(self, partial: PartedFrame) -> None:
+        """Hand over the next part of a large Produce."""
+        held_bytes = partial.held_bytes
+        try:
+            part = partial.cut()
+        except Malformed as e:
+            self._bad_frame("body", e.message)
+            return
+        if partial.held_bytes < held_bytes:
+            self._release(held_bytes - partial.held_bytes)
+        if part is None:
+            if partial.is_full:
+                self._grow(partial)
+            return
+        if self._parts is None:
+            self._parts = PartsAnswer(self._owner.loop)
+        last: RequestHeader | None = None
+        if partial.is_whole:
+            last = partial.header
+            self._partial = None
+            self._memory.ended(self.address, self)
+            self._release(partial.held_bytes)
+        self._dispatch(part, charged=False, parts=self._parts, last=last)
+        if last is not None:
+            self._parts = None
+        self._flush()
+        self._check_blocked()
 
     def _grow(self, partial: PartialFrame) -> None:
         """More room for the frame that is coming, or wait for memory."""
@@ -514,6 +561,10 @@ class Connection(asyncio.BufferedProtocol):
             except Malformed as e:
                 self._bad_frame("body", e.message)
             return
+        kind = PartialFrame
+        if length >= _PARTED_BYTES_MIN and data[pos + 4 : pos + 6] == _PRODUCE and self.admitted:
+            version = data[pos + 6] << 8 | data[pos + 7]
+            kind = PartedFrame if is_supported(ApiKey.PRODUCE, version) else PartialFrame
         have = size - pos - 4
         room = first_room_bytes(length, have, easy=self._memory.is_easy(self.address))
         if not self._memory.charge(self.address, room):
@@ -522,7 +573,7 @@ class Connection(asyncio.BufferedProtocol):
             self._starve()
             return
         self._charged += room
-        self._partial = PartialFrame(length, data[pos + 4 : size], room)
+        self._partial = kind(length, data[pos + 4 : size], room)
 
     def _is_denied(self) -> bool:
         """Whether whatever it writes will be denied."""
@@ -569,8 +620,18 @@ class Connection(asyncio.BufferedProtocol):
 
     # Requests and responses
 
-    def _dispatch(self, frame: bytearray, *, charged: bool) -> float:
-        """Hand one frame over and take what the handler gives for it; when that began."""
+    def _dispatch(
+        self,
+        frame: bytearray,
+        *,
+        charged: bool,
+        parts: PartsAnswer | None = None,
+        last: RequestHeader | None = None,
+    ) -> float:
+        """Hand one frame over and take what the handler gives for it; when that began.
+
+        `parts`: it is a part of a request, which has the header `last` if it is the last one.
+        """
         started_s = perf_counter()
         self.request_count += 1
         size = len(frame)
@@ -586,6 +647,8 @@ class Connection(asyncio.BufferedProtocol):
                 charge = self._quotas.arrived(self, frame)
             answer = None if charge is None else charge.answer
             result = self._handler.handle(self, frame) if answer is None else answer
+            if parts is not None:
+                result = parts.add(result) if last is None else parts.close(last, result)
         except Exception as e:
             self._handler_failed(e)
             return started_s
@@ -713,7 +776,8 @@ class Connection(asyncio.BufferedProtocol):
             or self._close_when_empty
             or len(self._pending) >= self._inflight_requests_max
             or self._joins >= limits.inflight_joins_max
-            or self._inflight_bytes >= limits.inflight_bytes_max
+            or self._inflight_bytes
+            >= (limits.inflight_bytes_max if self._parts is None else _PARTS_BYTES_MAX)
         )
 
     def _check_blocked(self) -> None:

@@ -6,10 +6,15 @@ what was received and not what was announced. Who owns it asks for memory before
 
 from __future__ import annotations
 
+from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.produce_outline import ProduceOutline
+from penstock_kafka.wire.produce_parts import ProduceParts
 
 FRAME_BYTES_PER_S = 64 * 1024
 """What a client sends at least while a request of its comes in pieces."""
+
+PART_BYTES = 2 * 1024 * 1024
+"""A Produce that comes in parts is held up to that size, or as large as one of its partitions is."""
 
 _BEGIN_BYTES = 64 * 1024
 _BEGIN_EASY_BYTES = 256 * 1024
@@ -127,3 +132,65 @@ class DeniedFrame(PartialFrame):
     def take(self) -> bytearray:
         """A request of the same kind, without records."""
         return self._outline.take()
+
+
+class PartedFrame(PartialFrame):
+    """A large Produce request, handled in parts while it comes: one that fills the buffer is taken by `cut`.
+
+    What is held is a part and not the whole.
+    """
+
+    __slots__ = ("_base", "_parts")
+
+    def __init__(self, length: int, head: memoryview | bytes, room: int) -> None:
+        super().__init__(length, head, room)
+        self._base = 0
+        """Where in the frame the buffer begins."""
+        self._parts = ProduceParts(length)
+
+    @property
+    def header(self) -> RequestHeader | None:
+        """Of the whole; there once a part was cut."""
+        return self._parts.header
+
+    def room(self) -> memoryview:
+        return self._view[self.filled - self._base :]
+
+    @property
+    def is_full(self) -> bool:
+        return self.filled - self._base == len(self._buffer)
+
+    @property
+    def wants_cut(self) -> bool:
+        """There may be a part."""
+        return self.is_whole or (self.is_full and len(self._buffer) >= PART_BYTES)
+
+    @property
+    def growth_bytes(self) -> int:
+        have, left = len(self._buffer), self.length - self._base
+        if have < PART_BYTES:
+            left = min(left, PART_BYTES)
+        return min(left, have * (4 if have < _GROW_FAST_BYTES else 2)) - have
+
+    def grow(self) -> None:
+        self._hold(len(self._buffer) + self.growth_bytes, bytes(self._view[: self.filled - self._base]))
+
+    def cut(self) -> bytearray | None:
+        """The next part, the last one if the frame `is_whole`; None when it has to `grow` first. Raises Malformed."""
+        have = self.filled - self._base
+        part, taken = self._parts.cut(self._view[:have])
+        if taken:
+            rest = bytes(self._view[taken:have])
+            self._base += taken
+            room = min(max(PART_BYTES, len(rest)), self.length - self._base)
+            self._hold(room, rest)
+        return part
+
+    def _hold(self, room: int, data: bytes) -> None:
+        if room != len(self._buffer):
+            self._buffer = bytearray(room)
+            self._view = memoryview(self._buffer)
+        self._view[: len(data)] = data
+
+    def take(self) -> bytearray:
+        raise AssertionError("it is taken in parts")

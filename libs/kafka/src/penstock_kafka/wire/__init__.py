@@ -10,6 +10,7 @@
 `primitives`    reading and writing Kafka's primitive types by hand
 `produce`       Produce requests and responses, by hand
 `produce_outline`  a Produce request without its records, made while it comes
+`produce_parts`  a Produce request in parts, cut while it comes
 `sanitize`      a walk over a request before kio reads it, driven by kio's own schema classes
 `throttle`      the throttle time of finished responses
 `transactions`  what each transaction takes of its coordinator, by hand
