@@ -1,7 +1,4 @@
-"""Whether what attacks cost is within the bounds, with the short list of what is known to be beyond.
-
-Pure. Each exception has a most of its own, and stands with its reason on docs/results/security.md:
-what is worse than that is a miss as well.
+"""Whether what attacks cost is within the bounds. Pure.
 
 The two times are measured once more, and again, where the first is near its bound or beyond it, and the median of the
 three counts: of a shared machine one look in a hundred says something else than the next. It is asked on both sides
@@ -44,32 +41,6 @@ MEASURED: Final = 3
 """How often, in all. Odd: the median is one of them."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """An attack that is known to cost more."""
-
-    attack: str
-    measure: str
-    most: float
-    cluster: str
-    why: str
-    """The words by which the reason begins on the page."""
-
-
-EXCEPTIONS: Final = (
-    Known("produce_empty_records", "memory_mb", 80.0, "plain", "The large Produce"),
-    Known("produce_empty_records", "p99_ratio", 4.0, "plain", "The large Produce"),
-)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is beyond the bounds, a line each."""
-
-    missed: tuple[str, ...]
-    excepted: tuple[str, ...]
-
-
 def is_near(cost: Cost) -> bool:
     """Whether one look at it is not enough."""
     return any(getattr(cost, one.measure) > NEAR * one.most for one in BOUNDS if one.measure in TIMES)
@@ -94,10 +65,9 @@ def one_of(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def judge(costs: Sequence[Cost], compared: frozenset[str] = frozenset()) -> Verdict:
-    """Look at every row. `compared`: names of what is no attack and only stands beside one."""
+def judge(costs: Sequence[Cost], compared: frozenset[str] = frozenset()) -> Sequence[str]:
+    """What is beyond the bounds, a line each. `compared`: names of what is no attack and only stands beside one."""
     missed: list[str] = []
-    excepted: list[str] = []
     for cost in costs:
         row = f"{cost.attack} ({cost.cluster}, {cost.who})"
         if not cost.refused:
@@ -108,19 +78,6 @@ def judge(costs: Sequence[Cost], compared: frozenset[str] = frozenset()) -> Verd
             continue
         for bound in BOUNDS:
             value: float = getattr(cost, bound.measure)
-            if value <= bound.most:
-                continue
-            text = f"{row}: {value:.1f} {bound.unit}, the bound is {bound.most:g}"
-            known = _known(cost, bound.measure)
-            if known is None:
-                missed.append(text)
-            elif value > known.most:
-                missed.append(f"{text}, by exception {known.most:g} ({known.why})")
-            else:
-                excepted.append(f"{text}: {known.why}")
-    return Verdict(tuple(missed), tuple(excepted))
-
-
-def _known(cost: Cost, measure: str) -> Known | None:
-    wanted = (cost.attack, measure, cost.cluster)
-    return next((one for one in EXCEPTIONS if (one.attack, one.measure, one.cluster) == wanted), None)
+            if value > bound.most:
+                missed.append(f"{row}: {value:.1f} {bound.unit}, the bound is {bound.most:g}")
+    return missed

@@ -29,8 +29,8 @@ BUDGET_S: Final = 0.010
 """What all that is in line may take in one turn of the loop."""
 LONG_SLICE_S: Final = 0.0003
 """What one slice of long work may take."""
-REST_WITH_OTHERS_S: Final = 0.002
-"""The shortest rest while the loop serves others: long work then has an eighth of the loop's time."""
+REST_WITH_OTHERS_S: Final = 0.004
+"""The shortest rest while the loop serves others: long work then has a fourteenth of the loop's time."""
 REST_MOST: Final = 10.0
 """The longest rest of long work, in terms of what it has worked: 6 ms."""
 _REST_BY_WANT: Final = 40.0

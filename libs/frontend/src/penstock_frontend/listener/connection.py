@@ -164,7 +164,7 @@ _ASKED_BYTES_MIN = 256 * 1024
 
 _PARTED_BYTES_MIN = 4 * 1024 * 1024
 """A Produce that is larger is handled in parts. No client sends such a one by default."""
-_PARTS_BYTES_MAX = 8 * 1024 * 1024
+_PARTS_BYTES_MAX = 4 * 1024 * 1024
 """Of its parts that are not answered; then the rest of it is not read."""
 
 _Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float, Charge | None]

@@ -81,6 +81,8 @@ def decompress(
     bound = output_bound(len(data), most_bytes)
     # Few batches say how large they become, so room is made in steps.
     room = min(bound, max(_FIRST_TRY_BYTES, len(data) * 8))
+    if room >= _MAPPED_BYTES_MIN:
+        room = bound  # of mapped memory only what is used takes room, and a try too many its time
     if scratch is not None:
         room = min(bound, len(scratch) - reserve_bytes - pad_bytes)
     while True:
