@@ -100,7 +100,8 @@ import uvloop
 from penstock_runtime.memory import RoomForTls, bound_allocator
 
 bound_allocator()
-room = RoomForTls() if sys.argv[1] == "True" else None
+# By a clock that stands still it takes no time, however busy the machine is, and is made for each.
+room = RoomForTls(lambda: 0.0) if sys.argv[1] == "True" else None
 
 
 class Echo(asyncio.Protocol):
