@@ -9,8 +9,14 @@ from collections.abc import Awaitable
 
 import pytest
 
+from penstock_core.metadata.image import MetadataImage
+from penstock_core.metadata.security import SecurityImage
+from penstock_core.security.quota_book import QuotaBook
+from penstock_core.security.quota_entities import DEFAULT, PRODUCER_BYTE_RATE, QuotaEntity
 from penstock_frontend.listener.answers import CLOSE, NO_RESPONSE, Response, WatchedReply
 from penstock_frontend.listener.connection import Connection
+from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.quota_gate import QuotaGate
 from penstock_kafka.wire.frames import parse_request_header
 from penstock_kafka.wire.primitives import Buffer
 from penstock_kafka.wire.produce import (
@@ -157,6 +163,30 @@ def test_acks_0_has_no_answer_and_a_part_that_closes_closes(run: Run) -> None:
             verdict = CLOSE
             writer.write(produce([MIB] * 10))
             assert await closed_by_peer(reader)
+
+    run(main())
+
+
+def test_who_is_above_a_quota_waits_once_for_all_of_it(run: Run) -> None:
+    async def main() -> None:
+        metrics = KafkaMetrics()
+        gate = QuotaGate(QuotaBook(), lambda: 1_000, metrics)
+        quotas = {QuotaEntity(DEFAULT): {PRODUCER_BYTE_RATE: float(MIB)}}
+        gate.metadata_changed(MetadataImage(), MetadataImage(security=SecurityImage(quotas=quotas)))
+        assert gate.is_active
+
+        def answer(connection: Connection, frame: bytearray) -> Response:
+            return [answer_to(frame)]
+
+        async with (
+            listening(answer, quotas=gate) as (_, handler, endpoint, _l),
+            connected(endpoint) as (r, w),
+        ):
+            w.write(produce([MIB] * 20))
+            number, body = await read_response(r)
+            assert decode_produce_response(struct.pack(">i", number) + body, VERSION).throttle_ms > 0
+            assert len(handler.frames) > 4
+            assert metrics.throttled == {PRODUCER_BYTE_RATE: 1}
 
     run(main())
 

@@ -644,7 +644,7 @@ class Connection(asyncio.BufferedProtocol):
         result: Response | Awaitable[Response]
         try:
             if self._quotas.is_active and self.admitted:
-                charge = self._quotas.arrived(self, frame)
+                charge = self._quotas.arrived(self, frame, goes_on=parts is not None and last is None)
             answer = None if charge is None else charge.answer
             result = self._handler.handle(self, frame) if answer is None else answer
             if parts is not None:
@@ -654,6 +654,10 @@ class Connection(asyncio.BufferedProtocol):
             return started_s
         if charge is not None:
             charge.spent_s = perf_counter() - started_s
+            if parts is not None:
+                # The client waits once, for all: between two parts its request might run out of its time.
+                charge.spent_s = parts.spent_s = parts.spent_s + charge.spent_s
+                charge = charge if last is not None else None
         kind = type(result)
         response: Response | None = None
         future: asyncio.Future[Response] | None = None

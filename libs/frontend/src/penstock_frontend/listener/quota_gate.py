@@ -106,8 +106,11 @@ class QuotaGate:
 
     # Requests
 
-    def arrived(self, connection: Metered, frame: bytearray) -> Charge | None:
-        """A request of a client that has signed in, before anybody reads it; None when it uses nothing limited."""
+    def arrived(self, connection: Metered, frame: bytearray, *, goes_on: bool = False) -> Charge | None:
+        """A request of a client that has signed in, before anybody reads it; None when it uses nothing limited.
+
+        `goes_on`: the rest of it is still to come, and is read before its client has to wait.
+        """
         if len(frame) < _HEAD.size:
             return None
         api_key, version, _, size = _HEAD.unpack_from(frame)
@@ -116,7 +119,7 @@ class QuotaGate:
         charge = Charge(account, api_key, version)
         if api_key == _PRODUCE and account.produce is not None:
             throttle_ms = account.produce.use(len(frame), self._clock_ms())
-            if throttle_ms:
+            if throttle_ms and not goes_on:
                 connection.mute(throttle_ms)
         elif api_key == _FETCH and account.fetch is not None and is_supported(api_key, version):
             now_ms = self._clock_ms()

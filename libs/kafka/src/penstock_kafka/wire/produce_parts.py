@@ -75,8 +75,9 @@ class ProduceParts:
     def cut(self, data: Buffer) -> tuple[bytearray | None, int]:
         """A request of the partitions that are whole in `data`, and how many bytes of `data` are done with.
 
-        `data` is all that came and was not taken, at first with the header at least. None: no partition is whole, more has to come. With the last byte
-        of the frame there is always a part, though it may have no partition. Raises Malformed.
+        `data` is all that came and was not taken, at first with the header at least. None: no partition is whole, more
+        has to come. With the last byte of the frame there is always a part, though it may have no partition. Raises
+        Malformed.
         """
         view = memoryview(data)
         beyond = self._left - len(view)
