@@ -191,6 +191,66 @@ def test_who_is_above_a_quota_waits_once_for_all_of_it(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_one_that_has_begun_is_taken_to_its_end_when_the_listener_stops(run: Run, at_once: bool) -> None:
+    """Its first records are written: its client must hear of them, or would send them again."""
+
+    async def main() -> None:
+        replies: list[tuple[WatchedReply, bytes]] = []
+
+        def answer(connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
+            if at_once:
+                return [answer_to(frame)]
+            replies.append((WatchedReply(), answer_to(frame)))
+            return replies[-1][0]
+
+        async with (
+            listening(answer) as (listener, handler, endpoint, _),
+            connected(endpoint) as (reader, writer),
+        ):
+            sizes = [MIB] * 20
+            data = produce(sizes)
+            writer.write(data[: 4 * MIB])
+            await eventually(lambda: bool(handler.frames), "a part")
+            (connection,) = listener.connections
+            connection.close_after_responses("the test", to_the_end=True)
+            writer.write(data[4 * MIB :] + request(9))
+            while not (at_once or connection.closing):
+                for reply, response in replies:
+                    reply.set_result(response)
+                replies.clear()
+                await asyncio.sleep(0)
+            assert await offsets(reader) == (7, list(enumerate(sizes)))
+            assert await closed_by_peer(reader)
+
+    run(main())
+
+
+def test_one_whose_user_is_gone_is_not_taken_to_its_end(run: Run) -> None:
+    async def main() -> None:
+        replies: list[WatchedReply] = []
+
+        def answer(connection: Connection, frame: bytearray) -> Awaitable[Response]:
+            replies.append(WatchedReply())
+            return replies[-1]
+
+        async with (
+            listening(answer) as (listener, handler, endpoint, _),
+            connected(endpoint) as (reader, writer),
+        ):
+            writer.write(produce([MIB] * 20)[: 3 * MIB])
+            await eventually(lambda: bool(replies), "a part")
+            (connection,) = listener.connections
+            connection.close_after_responses("its user was deleted")
+            writer.write(bytes(MIB))
+            assert not connection.closing
+            replies[0].set_result([answer_to(handler.frames[0])])
+            assert await closed_by_peer(reader)
+            assert len(handler.frames) == 1
+
+    run(main())
+
+
 def test_what_turns_out_to_be_no_produce_closes_and_gives_all_memory_back(run: Run) -> None:
     async def main() -> None:
         def answer(connection: Connection, frame: bytearray) -> Response:

@@ -386,13 +386,19 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
             self._transport.close()
 
-    def close_after_responses(self, reason: str) -> None:
-        """Take no more requests; close once those at hand are answered."""
+    def close_after_responses(self, reason: str, *, to_the_end: bool = False) -> None:
+        """Take no more requests; close once those at hand are answered.
+
+        `to_the_end`: a request in parts of which the first are written is one of them, else no more of it is read.
+        """
+        if not to_the_end:
+            self._parts = None
         if not self._close_when_empty:
             self._close_when_empty = True
-            self._pause_reading()
-            if not self._pending:
-                self.close(reason)
+            if self._parts is None:
+                self._pause_reading()
+                if not self._pending:
+                    self.close(reason)
 
     def abort(self, reason: str) -> None:
         """Close at once and drop what is not sent."""
@@ -495,6 +501,7 @@ class Connection(asyncio.BufferedProtocol):
             self._parts = None
         self._flush()
         self._check_blocked()
+        self._close_if_over()
 
     def _grow(self, partial: PartialFrame) -> None:
         """More room for the frame that is coming, or wait for memory."""
@@ -728,9 +735,12 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         for tell in written:
             tell()
-        if self._close_when_empty and not pending:
-            self.close("all responses are sent")
+        self._close_if_over()
         self._go_on()
+
+    def _close_if_over(self) -> None:
+        if self._close_when_empty and not self._pending and self._parts is None:
+            self.close("all responses are sent")
 
     def _emit(self, response: Response, charge: Charge | None) -> None:
         """Queue one response for the next flush."""
@@ -777,7 +787,7 @@ class Connection(asyncio.BufferedProtocol):
             self._write_paused
             or self._starved
             or self._muting is not None
-            or self._close_when_empty
+            or (self._close_when_empty and self._parts is None)
             or len(self._pending) >= self._inflight_requests_max
             or self._joins >= limits.inflight_joins_max
             or self._inflight_bytes

@@ -140,7 +140,7 @@ class KafkaListener:
         """Accept no more, let requests at hand be answered, close. Safe to call twice."""
         await self._doorway.close()
         for connection in list(self.connections):
-            connection.close_after_responses("the listener stops")
+            connection.close_after_responses("the listener stops", to_the_end=True)
         if self.connections:
             self._empty.clear()
             try:
@@ -157,7 +157,7 @@ class KafkaListener:
     def close_connections(self, reason: str) -> None:
         """Close every connection after its responses, so that clients negotiate anew."""
         for connection in list(self.connections):
-            connection.close_after_responses(reason)
+            connection.close_after_responses(reason, to_the_end=True)
 
     # What connections call
 
