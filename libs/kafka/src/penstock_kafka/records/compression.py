@@ -28,6 +28,8 @@ CODEC_NAMES: Final = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", 
 _FLOOR_BYTES: Final = 1024 * 1024
 _FIRST_TRY_BYTES: Final = 256 * 1024
 _MAPPED_BYTES_MIN: Final = 1024 * 1024
+_MAPPED_TRY_BYTES: Final = 32 * 1024 * 1024
+"""Room of a first try in mapped memory, at least: what clients send is not larger, and a small machine has that."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES: Final = 16
@@ -82,7 +84,8 @@ def decompress(
     # Few batches say how large they become, so room is made in steps.
     room = min(bound, max(_FIRST_TRY_BYTES, len(data) * 8))
     if room >= _MAPPED_BYTES_MIN:
-        room = bound  # of mapped memory only what is used takes room, and a try too many its time
+        # Of mapped memory only what is used takes room, and a try too many takes its time.
+        room = min(bound, max(room, _MAPPED_TRY_BYTES))
     if scratch is not None:
         room = min(bound, len(scratch) - reserve_bytes - pad_bytes)
     while True:
