@@ -156,8 +156,9 @@ class LocalCluster:
                     state.settings.setdefault(role, {}).update(settings)
             try:
                 self._check_ports(state, state.members)
+                self._prepare(state)
                 records = [r for r in state.processes if not self._is_retired(r)]
-                self._prepare_and_launch(state, records)
+                self._launch(state, records)
                 notes = self._await_ready(state, records, timeout_s)
                 if notes:
                     raise CommandError(notes[0])
@@ -255,7 +256,8 @@ class LocalCluster:
             record = state.process(member.name)
             # A removal that was cut short may have left the directory of a member that had the name.
             self.store.clear(member.name)
-            self._prepare_and_launch(state, [record])
+            self._prepare(state)
+            self._launch(state, [record])
             notes = self._await_ready(state, [record], timeout_s)
             if notes:
                 raise CommandError(notes[0])
@@ -353,7 +355,8 @@ class LocalCluster:
             else:
                 notes.append(f"{record.name} is running already (process {record.pid})")
         self._check_ports(state, [state.member(name) for record in dead for name in record.members])
-        self._prepare_and_launch(state, dead)
+        self._prepare(state)
+        self._launch(state, dead)
         return notes + self._await_ready(state, dead, timeout_s, patience_s=PATIENCE_S)
 
     def _log(self, name: str) -> Path:
@@ -389,15 +392,7 @@ class LocalCluster:
 
         return load(secure.admin_file(self.directory))
 
-    def _prepare_and_launch(self, state: ClusterState, records: Sequence[ProcessRecord]) -> None:
-        """Write all that the processes need, then spawn them."""
-        with launch.Launcher(len(records), self._environment) as launcher:
-            self._prepare(state)
-            self._launch(state, records, launcher)
-
-    def _launch(
-        self, state: ClusterState, records: Sequence[ProcessRecord], launcher: launch.Launcher
-    ) -> None:
+    def _launch(self, state: ClusterState, records: Sequence[ProcessRecord]) -> None:
         """Write the settings files, then spawn all of the processes."""
         for name in [name for record in records for name in record.members]:
             (self.directory / name).mkdir(mode=0o700, exist_ok=True)
@@ -409,7 +404,7 @@ class LocalCluster:
             directory.mkdir(mode=0o700, exist_ok=True)
             module, *arguments = plan.module_and_arguments(state, record, self.directory)
             jobs.append(launch.Job(module, arguments, str(directory), str(self._log(record.name))))
-        for record, pid in zip(records, launcher.start(jobs), strict=True):
+        for record, pid in zip(records, launch.start_all(jobs, self._environment), strict=True):
             record.pid = pid
             record.identity = identity(pid)
         self.store.save(state)

@@ -1,12 +1,10 @@
-"""Starts several roles out of one interpreter: `python -m penstock.local.launch`, on stdin what to import, then jobs.
+"""Starts several roles out of one interpreter: `python -m penstock.local.launch`, jobs as JSON on stdin.
 
 Theory: most of what a role does until it listens is importing the same libraries. Seven
 roles on two cores spend over two seconds on that, when one interpreter imports them once
 and is forked per role, each is up at once. Nothing of a role is imported before the fork,
 no thread runs, no gRPC object exists and no event loop; where that does not hold (or the
 system is not Linux) the roles are started in the ordinary way instead.
-
-It imports while its caller prepares what the roles need: certificates of a secure cluster take as long.
 
 Each child gets a session, a log, a working directory and a command line of its own: `ps`
 shows what an ordinary start would show. Prints the pids as a JSON list.
@@ -26,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from penstock.local.processes import child_environment, spawn
 
@@ -51,83 +49,47 @@ class Job(NamedTuple):
     log: str
 
 
-class Launcher:
-    """Starts processes, several of them through a launcher process, which is there from the beginning.
+def start_all(jobs: Sequence[Job], environment: Mapping[str, str] | None = None) -> list[int]:
+    """Start the jobs, several of them through a launcher process; their pids, in order.
 
     They have this process's environment but for its PENSTOCK_* variables, and `environment`.
-    """
 
-    def __init__(self, count: int, environment: Mapping[str, str] | None = None) -> None:
-        """`count` processes are to be started."""
-        self._environment = environment
-        self._process: subprocess.Popen[str] | None = None
-        if count <= 1:
-            return
-        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-            [sys.executable, "-P", "-m", "penstock.local.launch", "-" * COMMAND_BYTES],
-            stdin=subprocess.PIPE,
+    Ctrl-C waits until the pids are known, so that none of them is left behind unknown.
+    """
+    if len(jobs) <= 1:
+        return [_spawn(job, environment) for job in jobs]
+    padding = "-" * COMMAND_BYTES
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        done = subprocess.run(  # noqa: S603 (our own interpreter and module)
+            [sys.executable, "-P", "-m", "penstock.local.launch", padding],
+            input=json.dumps({"preloaded": PRELOADED, "jobs": jobs}),
             stdout=subprocess.PIPE,
             env=child_environment(environment),
             text=True,
+            check=True,
             start_new_session=True,
         )
-        self._tell(PRELOADED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            # Without jobs it ends.
-            self._process.communicate()
-
-    def start(self, jobs: Sequence[Job]) -> list[int]:
-        """The jobs' pids, in order. Ctrl-C waits until they are known, so that none is left behind unknown."""
-        process = self._process
-        if process is None:
-            return [_spawn(job, self._environment) for job in jobs]
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        try:
-            self._tell(jobs)
-            told, _ = process.communicate()
-            self._process = None
-            if process.returncode:
-                raise subprocess.CalledProcessError(process.returncode, process.args)
-            pids: list[int] = json.loads(told)
-            return pids
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def _tell(self, what: Sequence[object]) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died, as its status says
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-
-
-def start_all(jobs: Sequence[Job], environment: Mapping[str, str] | None = None) -> list[int]:
-    """Start the jobs, which are there already; their pids, in order. See `Launcher`."""
-    with Launcher(len(jobs), environment) as launcher:
-        return launcher.start(jobs)
+        pids: list[int] = json.loads(done.stdout)
+        return pids
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def main() -> int:
-    """Import, read the jobs, start them, print their pids."""
-    preloaded = json.loads(sys.stdin.readline())
+    """Read the jobs, start them, print their pids."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    asked = json.load(sys.stdin)
+    jobs = [Job(*fields) for fields in asked["jobs"]]
     may_fork = sys.platform == "linux"
     if may_fork:
-        for name in preloaded:
+        for name in asked["preloaded"]:
             # What is missing is missed by the role, which says so in its log.
             with suppress(ImportError):
                 import_module(name)
         may_fork = len(list(Path("/proc/self/task").iterdir())) == 1
         gc.collect()
         gc.freeze()
-    asked = sys.stdin.readline()
-    if not asked:
-        return 0  # its caller has given up
-    jobs = [Job(*fields) for fields in json.loads(asked)]
     pids = [_fork(job) if may_fork else _spawn(job, os.environ) for job in jobs]
     sys.stdout.write(json.dumps(pids))
     return 0
