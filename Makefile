@@ -35,8 +35,8 @@ test: setup ## every check and test: the README's test command (WORKERS=4 where 
 	@failed=; PENSTOCK_TEST_FAILURES=$$(mktemp); export PENSTOCK_TEST_FAILURES; set -x; \
 	$(PYTEST) tests -m "not alone" $(SIDE_BY_SIDE) || failed="$$failed side by side,"; \
 	$(PYTEST) tests -m alone || failed="$$failed alone,"; \
-	set +x; tail -n 200 "$$PENSTOCK_TEST_FAILURES"; rm -f "$$PENSTOCK_TEST_FAILURES"; \
-	test -z "$$failed" || { echo "tests failed: $${failed%,}; each part ends with a summary of its own, what failed is told again above"; exit 1; }
+	set +x; tail -n 200 "$$PENSTOCK_TEST_FAILURES"; names=$$(grep '^FAILED' "$$PENSTOCK_TEST_FAILURES" | tail -n 15); rm -f "$$PENSTOCK_TEST_FAILURES"; \
+	test -z "$$failed" || { echo "tests failed: $${failed%,}; each part ends with a summary of its own"; echo "$$names"; exit 1; }
 
 lint: setup ## ruff, mypy --strict, import contracts, generated files current
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint-types lint-rest

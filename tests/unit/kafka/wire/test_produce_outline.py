@@ -8,27 +8,11 @@ import pytest
 
 from penstock_kafka.wire.frames import parse_request_header
 from penstock_kafka.wire.primitives import Malformed
-from penstock_kafka.wire.produce import ProducePartition, ProduceSkim, encode_produce_request, skim_produce
+from penstock_kafka.wire.produce import skim_produce
 from penstock_kafka.wire.produce_outline import ProduceOutline
+from unit.kafka.wire.produce_frames import VERSIONS, frame_of, spoiled
 
-VERSIONS = range(3, 14)
-
-
-def frame_of(version: int, rng: random.Random) -> tuple[bytes, ProduceSkim]:
-    partitions = [
-        ProducePartition(
-            "" if version >= 13 else f"topic-{topic}",
-            rng.randbytes(16) if version >= 13 else None,  # type: ignore[arg-type]
-            partition,
-            memoryview(rng.randbytes(rng.choice((0, 1, 127, 128, 70_000)))),
-        )
-        for topic in range(rng.randrange(4))
-        for partition in range(rng.randrange(1, 4))
-    ]
-    name = rng.choice((None, "tx"))
-    skim = ProduceSkim(name, -1, 30_000, partitions, want_receipt=version >= 9 and rng.random() < 0.5)
-    client_id = rng.choice((None, "", "client"))
-    return b"".join(bytes(part) for part in encode_produce_request(version, 7, client_id, skim)), skim
+SIZES = (0, 1, 127, 128, 70_000)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -37,7 +21,7 @@ def test_all_but_the_records_is_kept_however_it_comes(version: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     for _ in range(30):
-        frame, skim = frame_of(version, rng)
+        frame, skim = frame_of(version, rng, SIZES)
         outline = ProduceOutline(len(frame))
         pos = 0
         while pos < len(frame):
@@ -70,13 +54,10 @@ def test_what_is_no_produce_is_malformed_and_never_anything_else(version: int) -
     rng = random.Random(seed)
     refused = 0
     for _ in range(500):
-        frame = bytearray(frame_of(version, rng)[0])
-        for _ in range(rng.randrange(1, 4)):
-            frame[rng.randrange(min(len(frame), 80))] = rng.randrange(256)
-        length = max(1, len(frame) + rng.choice((-1, 0, 0, 1)))
-        outline = ProduceOutline(length)
+        frame = spoiled(version, rng, SIZES)
+        outline = ProduceOutline(len(frame))
         try:
-            outline.feed(bytes(frame[:length]) + b"\x00" * (length - len(frame)))
+            outline.feed(frame)
             outline.take()
         except Malformed:
             refused += 1
@@ -90,7 +71,7 @@ def test_another_request_and_an_old_version_are_refused() -> None:
 
 
 def test_what_ends_too_early_or_too_late_is_refused() -> None:
-    frame, _ = frame_of(9, random.Random(1))
+    frame, _ = frame_of(9, random.Random(1), SIZES)
     with pytest.raises(Malformed, match="ends in the middle"):
         ProduceOutline(len(frame) - 1).feed(frame[:-1])
     with pytest.raises(Malformed, match="after a Produce request"):

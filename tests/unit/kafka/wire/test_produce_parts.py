@@ -7,7 +7,6 @@ import struct
 
 import pytest
 
-from penstock_core.ids import TopicId
 from penstock_kafka.wire.frames import parse_request_header
 from penstock_kafka.wire.primitives import DATA_ITEMS_MAX, Malformed
 from penstock_kafka.wire.produce import (
@@ -20,24 +19,9 @@ from penstock_kafka.wire.produce import (
     skim_produce,
 )
 from penstock_kafka.wire.produce_parts import ProduceParts, join_responses
+from unit.kafka.wire.produce_frames import VERSIONS, frame_of, spoiled
 
-VERSIONS = range(3, 14)
-
-
-def frame_of(version: int, rng: random.Random) -> tuple[bytes, ProduceSkim]:
-    partitions = [
-        ProducePartition(
-            "" if version >= 13 else f"topic-{topic}",
-            TopicId(rng.randbytes(16)) if version >= 13 else None,
-            partition,
-            memoryview(rng.randbytes(rng.choice((0, 1, 127, 128, 5_000)))),
-        )
-        for topic in range(rng.randrange(4))
-        for partition in range(rng.randrange(1, 6))
-    ]
-    skim = ProduceSkim(rng.choice((None, "tx")), rng.choice((-1, 0, 1)), 30_000, partitions)
-    client_id = rng.choice((None, "", "client"))
-    return b"".join(bytes(part) for part in encode_produce_request(version, 7, client_id, skim)), skim
+SIZES = (0, 1, 127, 128, 5_000)
 
 
 def cut_up(frame: bytes, rng: random.Random) -> list[bytes]:
@@ -67,7 +51,7 @@ def test_the_parts_are_the_request(version: int) -> None:
     print("seed", seed)
     rng = random.Random(seed)
     for _ in range(60):
-        frame, skim = frame_of(version, rng)
+        frame, skim = frame_of(version, rng, SIZES)
         found = []
         for part in cut_up(frame, rng):
             header = parse_request_header(part)
@@ -85,12 +69,13 @@ def test_the_parts_are_the_request(version: int) -> None:
             )
             found += plain(one)
         assert found == plain(skim)
+        assert one.want_receipt == skim.want_receipt, "what stands at the end comes with the last part"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_responses_to_the_parts_are_the_response(version: int) -> None:
     rng = random.Random(version)
-    frame, skim = frame_of(version, rng)
+    frame, skim = frame_of(version, rng, SIZES)
     header = parse_request_header(frame)
     results = [
         ProduceResult(p.topic, p.topic_id, p.partition, 0, n, -1, 0, None)
@@ -133,13 +118,9 @@ def test_what_is_no_produce_is_malformed_and_never_anything_else(version: int) -
     rng = random.Random(seed)
     refused = 0
     for _ in range(500):
-        frame = bytearray(frame_of(version, rng)[0])
-        for _ in range(rng.randrange(1, 4)):
-            frame[rng.randrange(min(len(frame), 80))] = rng.randrange(256)
-        length = max(1, len(frame) + rng.choice((-1, 0, 0, 1)))
-        frame = (frame + bytes(1))[:length]
-        parted = ProduceParts(length)
-        half = rng.randrange(length + 1)
+        frame = spoiled(version, rng, SIZES)
+        parted = ProduceParts(len(frame))
+        half = rng.randrange(len(frame) + 1)
         try:
             _, taken = parted.cut(frame[:half])
             parted.cut(frame[taken:])
@@ -165,7 +146,7 @@ def test_what_cannot_come_true_is_refused_before_it_has_come() -> None:
 
 
 def test_what_ends_too_early_or_too_late_is_refused() -> None:
-    frame, _ = frame_of(9, random.Random(1))
+    frame, _ = frame_of(9, random.Random(1), SIZES)
     with pytest.raises(Malformed):
         ProduceParts(len(frame) - 1).cut(frame[:-1])
     with pytest.raises(Malformed, match="1 bytes after a Produce request"):

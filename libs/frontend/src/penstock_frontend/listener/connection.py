@@ -655,7 +655,7 @@ class Connection(asyncio.BufferedProtocol):
             answer = None if charge is None else charge.answer
             result = self._handler.handle(self, frame) if answer is None else answer
             if parts is not None:
-                result = parts.add(result) if last is None else parts.close(last, result)
+                result = parts.add(result) if last is None else parts.finish(last, result)
         except Exception as e:
             self._handler_failed(e)
             return started_s
@@ -735,7 +735,8 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         for tell in written:
             tell()
-        self._close_if_over()
+        if self._close_when_empty:
+            self._close_if_over()
         self._go_on()
 
     def _close_if_over(self) -> None:

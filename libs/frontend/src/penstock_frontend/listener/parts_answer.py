@@ -35,7 +35,7 @@ class PartsAnswer:
             else self._take_response(index, result)
         )
 
-    def close(
+    def finish(
         self, header: RequestHeader, result: Response | Awaitable[Response]
     ) -> Response | Awaitable[Response]:
         """Of the last part of the request with that header: the response to all, once all are answered."""
