@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import random
 import struct
+import time
 from collections.abc import Awaitable
 
 import pytest
@@ -635,5 +636,31 @@ def test_join_groups_of_a_connection_wait_a_few_at_a_time(run: Run) -> None:
                 waiting[n].set_result([struct.pack(">i", n)])
                 assert (await read_response(reader))[0] == n
             assert (await read_response(reader))[0] == 20
+
+    run(main())
+
+
+def test_who_is_told_to_wait_is_not_read_before(run: Run) -> None:
+    """Not by a part of a millisecond either, which is what event loops count in."""
+
+    async def main() -> None:
+        told_s: list[float] = []
+        waited_s: list[float] = []
+
+        def answer(connection: Connection, frame: bytearray) -> Response:
+            if told_s:
+                waited_s.append(time.perf_counter() - told_s[-1])
+            while time.perf_counter() * 1000 % 1 < 0.8:
+                pass
+            told_s.append(time.perf_counter())
+            connection.mute(3)
+            return echo(connection, frame)
+
+        async with listening(answer) as (_, _, endpoint, _), connected(endpoint) as (reader, writer):
+            for number in range(50):
+                writer.write(request(number))
+                assert (await read_response(reader))[0] == number
+        assert len(waited_s) == 49
+        assert min(waited_s) >= 0.003
 
     run(main())

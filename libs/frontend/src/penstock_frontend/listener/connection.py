@@ -818,16 +818,16 @@ class Connection(asyncio.BufferedProtocol):
 
     def mute(self, throttle_ms: int) -> None:
         """Read no request for so long; those that were read are answered meanwhile (KIP-219)."""
-        loop = self._owner.loop
-        self._muted_until_s = max(self._muted_until_s, loop.time() + throttle_ms / 1000)
+        # Not by the loop's clock: it stands still while a turn lasts, and the client was told the whole time.
+        self._muted_until_s = max(self._muted_until_s, perf_counter() + throttle_ms / 1000)
         if self._muting is None and not self.closing:
-            self._muting = loop.call_at(self._muted_until_s, self._unmute)
+            self._muting = self._owner.loop.call_later(throttle_ms / 1000, self._unmute)
             self._pause_reading()
 
     def _unmute(self) -> None:
-        loop = self._owner.loop
-        if self._muted_until_s > loop.time() and not self.closing:
-            self._muting = loop.call_at(self._muted_until_s, self._unmute)
+        rest_s = self._muted_until_s - perf_counter()
+        if rest_s > 0 and not self.closing:
+            self._muting = self._owner.loop.call_later(rest_s, self._unmute)
             return
         self._muting = None
         self._go_on()

@@ -222,9 +222,13 @@ class FileSystem:
         return self._descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def room(self, path: str) -> tuple[int, int]:
-        """(bytes, free bytes) of the filesystem that a directory is on; what is kept for root is not free."""
+        """(bytes, free bytes) of the filesystem that a directory is on, as `df` counts.
+
+        What is kept for root is in neither: nobody can fill it, so it is no part of how full a disk is.
+        """
         found = os.statvfs(path)
-        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        kept = found.f_bfree - found.f_bavail
+        return (found.f_blocks - kept) * found.f_frsize, found.f_bavail * found.f_frsize
 
     def device(self, fd: int) -> int:
         """Number of the filesystem that a file is on."""
