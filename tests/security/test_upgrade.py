@@ -25,7 +25,7 @@ import pytest
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE
-from penstock.local.processes import send_signal
+from penstock.local.processes import ProcessState, process_state, send_signal
 from penstock_core.limits import FEATURE_LEVEL
 from support.clients import LEAKING_DIALS, Writer, forget_leaks
 from support.cluster import show_logs, wait_until_ready
@@ -152,6 +152,10 @@ def refused(moving: Moving, name: str, words: str) -> str:
         record = moving.cluster.store.load().process(name)
         send_signal(record.pid, record.identity, signal.SIGKILL)
         starting.wait(PATIENCE_S)
+    # One that still runs is left alone by who starts it.
+    wait_for(
+        lambda: process_state(record.pid, record.identity) is ProcessState.DEAD, f"{name} is gone", PATIENCE_S
+    )
     return found
 
 
