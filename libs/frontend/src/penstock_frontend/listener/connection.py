@@ -40,6 +40,7 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Awaitable, Callable
+from math import ceil
 from time import perf_counter
 from typing import Any, Protocol, cast
 
@@ -818,7 +819,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def mute(self, throttle_ms: int) -> None:
         """Read no request for so long; those that were read are answered meanwhile (KIP-219)."""
-        # Not by the loop's clock: it stands still while a turn lasts, and the client was told the whole time.
+        # Not by the loop's clock, which counts whole milliseconds: the client was told the whole time.
         self._muted_until_s = max(self._muted_until_s, perf_counter() + throttle_ms / 1000)
         if self._muting is None and not self.closing:
             self._muting = self._owner.loop.call_later(throttle_ms / 1000, self._unmute)
@@ -827,7 +828,8 @@ class Connection(asyncio.BufferedProtocol):
     def _unmute(self) -> None:
         rest_s = self._muted_until_s - perf_counter()
         if rest_s > 0 and not self.closing:
-            self._muting = self._owner.loop.call_later(rest_s, self._unmute)
+            # A part of a millisecond counts as none there, and would be asked for again and again.
+            self._muting = self._owner.loop.call_later(ceil(rest_s * 1000) / 1000, self._unmute)
             return
         self._muting = None
         self._go_on()

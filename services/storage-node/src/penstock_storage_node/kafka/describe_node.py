@@ -119,6 +119,7 @@ class DescribeNodeHandler:
         code, total_bytes, usable_bytes = ErrorCode.NONE, -1, -1
         try:
             space = await self._manager.pool.run_read(lambda: os.statvfs(path))
+            # With what is kept for root, as Kafka tells it (FileStore.getTotalSpace); `FileSystem.room` is without.
             total_bytes = space.f_frsize * space.f_blocks
             usable_bytes = space.f_frsize * space.f_bavail
         except OSError:
