@@ -74,6 +74,32 @@ def test_how_fast_a_partition_is_written_is_told_by_its_leader() -> None:
     assert reports.written_bytes_per_s(partition(1, leader=NO_NODE)) == 0
 
 
+def test_a_burst_that_is_over_does_not_count_and_a_steady_rate_is_told_as_it_is() -> None:
+    reports, led = Reports(), partition(1)
+    burst_s, steady_s = 60, 120
+
+    def told(size_bytes: int | None, now_ms: int) -> float:
+        whole = now_ms == 0
+        sizes = [] if size_bytes is None else [size_bytes]
+        reports.take(ONE, 1, report(*sizes, first=whole, last=whole), now_ms)
+        return reports.written_bytes_per_s(led)
+
+    told(1, 0)
+    for second in range(5, burst_s, 5):
+        rate = told(6_000_000 * second, 1_000 * second)
+        assert second < 10 or rate == 6_000_000, second
+    filled = 6_000_000 * (burst_s - 5)
+    # A topic was filled, and then nobody writes to it: a plan that is asked for now has nothing to add for it.
+    rates = [told(None, 1_000 * second) for second in range(burst_s, burst_s + 30, 5)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-3:] == [0, 0, 0]
+    for second in range(5, steady_s, 5):
+        rate = told(filled + 1_000 * second, 1_000 * (burst_s + 30 + second))
+        assert second < 10 or rate == pytest.approx(1_000), second
+        # Between two looks at it, it is not told.
+        assert second < 20 or told(None, 1_000 * (burst_s + 30 + second) + 4_000) >= 600, second
+
+
 def test_of_replicas_that_are_gone_nothing_is_kept() -> None:
     reports, other = Reports(), TopicPartition(TOPIC_ID, 1)
     reports.take(ONE, 5, report(70, 0, first=True), 0)

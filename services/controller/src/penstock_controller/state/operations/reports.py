@@ -14,31 +14,49 @@ from penstock_core.ids import NO_NODE, NodeId, TopicId, TopicPartition
 from penstock_core.metadata import PartitionImage
 from penstock_proto.v1 import operations_pb2 as pb
 
-GROWTH_MS: Final = 30_000
-"""Over about so long it is measured how fast a replica grows."""
+GROWTH_MS: Final = 20_000
+"""Over so long at most it is measured how fast a replica grows, where it is told that often."""
 
 
 @dataclass(slots=True)
 class Growth:
-    """How a replica's size has changed."""
+    """How a replica's size has changed, by two earlier points half of the time apart at least, and the newest.
+
+    Only a change is told, so a size that nobody speaks of any more stays what it was: a burst that is over, say the
+    filling of a topic, counts no more once its last change is that old.
+    """
 
     from_bytes: int
     from_ms: int
+    since_bytes: int
+    since_ms: int
     bytes: int
     ms: int
+
+    @classmethod
+    def begin(cls, size_bytes: int, now_ms: int) -> Growth:
+        """It has this size now, and what it was before counts not."""
+        return cls(size_bytes, now_ms, size_bytes, now_ms, size_bytes, now_ms)
 
     def take(self, size_bytes: int, now_ms: int) -> None:
         """It has this size now. A smaller one (old segments were deleted) begins anew."""
         if size_bytes < self.bytes:
             self.from_bytes, self.from_ms = size_bytes, now_ms
-        elif self.ms - self.from_ms >= GROWTH_MS:
-            self.from_bytes, self.from_ms = self.bytes, self.ms
+            self.since_bytes, self.since_ms = size_bytes, now_ms
+        elif self.ms - self.since_ms >= GROWTH_MS // 2:
+            self.from_bytes, self.from_ms = self.since_bytes, self.since_ms
+            self.since_bytes, self.since_ms = self.bytes, self.ms
         self.bytes, self.ms = size_bytes, now_ms
 
     def bytes_per_s(self, now_ms: int) -> float:
         """Until now: what isn't told any more has not grown."""
-        passed_ms = now_ms - self.from_ms
-        return 1000 * (self.bytes - self.from_bytes) / passed_ms if passed_ms > 0 else 0.0
+        if now_ms - self.ms >= GROWTH_MS:
+            return 0.0
+        if now_ms - self.from_ms <= GROWTH_MS:
+            grown_bytes, passed_ms = self.bytes - self.from_bytes, now_ms - self.from_ms
+        else:
+            grown_bytes, passed_ms = self.bytes - self.since_bytes, now_ms - self.since_ms
+        return 1000 * grown_bytes / passed_ms if passed_ms > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -102,7 +120,7 @@ class Reports:
             if (growth := state.growth.get(key)) is not None:
                 growth.take(each.size_bytes, now_ms)
             elif before is not None and before != each.size_bytes:
-                state.growth[key] = Growth(each.size_bytes, now_ms, each.size_bytes, now_ms)
+                state.growth[key] = Growth.begin(each.size_bytes, now_ms)
         state.is_whole = state.is_whole or report.last_of_all
         if state.is_whole:
             state.drop_empty(report)
