@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, settings
 # spoil that for all others; the controller's package takes care of it when it comes first.
 import penstock_controller.quorum  # noqa: F401
 from penstock.local import ports
-from support import failures
+from support import failures, watched
 from support.progress import Progress
 from support.watchdog import Watchdog
 
@@ -43,3 +44,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Unit tests come last: of two workers neither waits long for the other where files are short."""
     items.sort(key=lambda item: item.path.is_relative_to(UNIT))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What failed is told with the logs of the clusters that it had at work."""
+    report = yield
+    watched.add_logs(report)
+    return report

@@ -28,13 +28,14 @@ from penstock.local.plan import GATEWAY, NODE
 from penstock.local.processes import ProcessState, process_state, send_signal
 from penstock_core.limits import FEATURE_LEVEL
 from support.clients import LEAKING_DIALS, Writer, forget_leaks
-from support.cluster import show_logs, wait_until_ready
+from support.cluster import wait_until_ready
 from support.groups import GroupLedger, GroupMember
 from support.java import missing_java
 from support.kafka import check_nothing_lost, create_topic, read_all
 from support.moving import Moving
 from support.stock_clients import STOCK_MEMBERS, STOCK_WRITERS, KcatWriter, config_of
 from support.waiting import wait_for
+from support.watched import watched
 
 BEFORE = os.environ.get("PENSTOCK_BEFORE", "")
 pytestmark = [
@@ -75,15 +76,14 @@ def moving(tmp_path: Path) -> Iterator[Moving]:
     """A cluster of the build of before."""
     directory, root = tmp_path / "cluster", Path(BEFORE).resolve()
     counts = ("--controllers", "3", "--nodes", "3", "--gateways", "2", "--port", str(ports.choose_base()))
-    penstock(root, "local", "up", "--dir", str(directory), *counts)
     cluster = LocalCluster(directory)
     try:
-        yield Moving(cluster, tmp_path)
-    except BaseException:
-        show_logs(directory)
-        raise
+        with watched(directory):
+            penstock(root, "local", "up", "--dir", str(directory), *counts)
+            yield Moving(cluster, tmp_path)
     finally:
-        cluster.down()
+        if cluster.store.exists():
+            cluster.down()
 
 
 class Clients:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,8 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER, NODE, ClusterSpec
 from penstock.local.processes import ProcessState
 from support.waiting import wait_for
+from support.watched import watched
 
-LOG_LINES_SHOWN = 15
 UP_TIMEOUT_S = 180.0
 STEADY_SESSION_MS = "30000"
 REBALANCE_DELAY_MS = "300"
@@ -42,7 +41,7 @@ def running_cluster(
     A node that the machine or its disk holds up for 2 s is fenced: leaders move, it is missing in metadata,
     and that is right. `steady` is for tests that say who leads or who is alive, and want no node fenced but
     one that they kill (its refused connection tells of it, not its silence).
-    When the test fails, the ends of the logs go to stderr, where pytest shows them.
+    When the test fails, the ends of the logs are shown, and no process outlives this one, however it ends.
     """
     cluster = LocalCluster(directory)
     chosen = {role: dict(values) for role, values in (settings or {}).items()}
@@ -60,11 +59,9 @@ def running_cluster(
         settings=chosen,
     )
     try:
-        cluster.up(spec, UP_TIMEOUT_S)
-        yield cluster
-    except BaseException:
-        show_logs(directory)
-        raise
+        with watched(directory):
+            cluster.up(spec, UP_TIMEOUT_S)
+            yield cluster
     finally:
         if cluster.store.exists():
             cluster.down()
@@ -91,10 +88,3 @@ def wait_until_ready(cluster: LocalCluster) -> None:
         return all(p.state is ProcessState.RUNNING and not p.detail for p in cluster.status().processes)
 
     wait_for(ready, "every process is ready", UP_TIMEOUT_S)
-
-
-def show_logs(directory: Path) -> None:
-    """The last lines of every log on stderr."""
-    for log in sorted(directory.glob("*/log.txt")):
-        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-        sys.stderr.write(f"--- {log.parent.name}\n" + "".join(f"{line[:400]}\n" for line in lines))

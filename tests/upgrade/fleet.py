@@ -15,8 +15,9 @@ from penstock.errors import CommandError
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE, ClusterSpec
-from support.cluster import UP_TIMEOUT_S, show_logs, wait_until_ready
+from support.cluster import UP_TIMEOUT_S, wait_until_ready
 from support.waiting import wait_for
+from support.watched import watched
 from upgrade.builds import Build
 
 ROLES: Final = (CONTROLLER, NODE, GATEWAY)
@@ -111,12 +112,10 @@ def old_cluster(directory: Path, build: Build) -> Iterator[Fleet]:
     fleet = Fleet(directory, build)
     spec = ClusterSpec(controllers=3, nodes=3, gateways=2, port=ports.choose_base())
     try:
-        fleet.old.up(spec, UP_TIMEOUT_S)
-        assert all(fleet.is_old(name) for name in fleet.names())
-        yield fleet
-    except BaseException:
-        show_logs(directory)
-        raise
+        with watched(directory):
+            fleet.old.up(spec, UP_TIMEOUT_S)
+            assert all(fleet.is_old(name) for name in fleet.names())
+            yield fleet
     finally:
         if fleet.new.store.exists():
             fleet.new.down()
