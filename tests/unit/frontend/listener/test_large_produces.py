@@ -144,6 +144,33 @@ def test_the_rest_is_not_read_while_too_much_is_unanswered(run: Run) -> None:
     run(main())
 
 
+def test_it_counts_as_one_request_from_its_first_part_to_its_answer(run: Run) -> None:
+    async def main() -> None:
+        rest_s = 0.01
+
+        def answer(connection: Connection, frame: bytearray) -> Awaitable[Response]:
+            reply = WatchedReply()
+            asyncio.get_running_loop().call_later(rest_s, reply.set_result, [answer_to(frame)])
+            return reply
+
+        async with (
+            listening(answer) as (_, handler, endpoint, lifecycle),
+            connected(endpoint) as (reader, writer),
+        ):
+            for _ in range(2):
+                sizes = [MIB] * 40
+                writer.write(produce(sizes))
+                assert await offsets(reader) == (7, list(enumerate(sizes)))
+            assert len(handler.frames) > 10
+            counted = metric(lifecycle, "penstock_kafka_request_seconds_count")
+            took_s = metric(lifecycle, "penstock_kafka_request_seconds_sum")
+            assert counted == 2
+            # Its parts are answered some at a time, and the last one's answer alone would be one rest.
+            assert took_s > 2 * 2 * rest_s
+
+    run(main())
+
+
 def test_acks_0_has_no_answer_and_a_part_that_closes_closes(run: Run) -> None:
     async def main() -> None:
         verdict: Response = NO_RESPONSE

@@ -168,6 +168,9 @@ _PARTED_BYTES_MIN = 4 * 1024 * 1024
 _PARTS_BYTES_MAX = 4 * 1024 * 1024
 """Of its parts that are not answered; then the rest of it is not read."""
 
+_NO_REQUEST = ApiStats()
+"""Where a part of a request is counted, and nobody looks."""
+
 _Pending = tuple["asyncio.Future[Response] | None", Response | None, int, ApiStats, float, Charge | None]
 
 
@@ -640,12 +643,15 @@ class Connection(asyncio.BufferedProtocol):
 
         `parts`: it is a part of a request, which has the header `last` if it is the last one.
         """
-        started_s = perf_counter()
-        self.request_count += 1
+        started_s = arrived_s = perf_counter()
         size = len(frame)
         self._metrics.received_bytes[self.listener] += size + 4
         api_key = frame[0] << 8 | frame[1]
         stats = self._metrics.api(api_key)
+        if parts is None:
+            self.request_count += 1
+        else:
+            arrived_s, stats = self._part_arrived(parts, started_s, None if last is None else stats)
         if self._audited:
             ASKING.set((self, api_key))
         charge: Charge | None = None
@@ -663,28 +669,21 @@ class Connection(asyncio.BufferedProtocol):
         if charge is not None:
             charge.spent_s = perf_counter() - started_s
             if parts is not None:
-                # The client waits once, for all: between two parts its request might run out of its time.
-                charge.spent_s = parts.spent_s = parts.spent_s + charge.spent_s
-                charge = charge if last is not None else None
+                charge = self._part_spent(parts, charge, goes_on=last is None)
         kind = type(result)
         response: Response | None = None
         future: asyncio.Future[Response] | None = None
         if kind is list or kind is tuple or kind is Signal or kind is bytes:
             response = result  # type: ignore[assignment]
-        elif isinstance(result, asyncio.Future):
-            future = result
-        elif asyncio.iscoroutine(result):
-            task = self._owner.loop.create_task(result if charge is None else Timed(result, charge))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            future = task
         else:
-            self._handler_failed(TypeError(f"handler answered with {kind.__name__}"))
-            return started_s
+            future = result if isinstance(result, asyncio.Future) else self._task_of(result, charge)
+            if future is None:
+                return started_s
+            future.add_done_callback(self._on_done)
         if future is None and not self._pending:
             if charged:
                 self._release(size)
-            stats.observe(perf_counter() - started_s)
+            stats.observe(perf_counter() - arrived_s)
             self._emit(response, charge)  # type: ignore[arg-type]
             return started_s
         if not charged:
@@ -694,10 +693,36 @@ class Connection(asyncio.BufferedProtocol):
         if api_key == ApiKey.JOIN_GROUP:
             self._joins += 1
             self._after_others = self._after_others or self._joins > 1
-        self._pending.append((future, response, size, stats, started_s, charge))
-        if future is not None:
-            future.add_done_callback(self._on_done)
+        self._pending.append((future, response, size, stats, arrived_s, charge))
         return started_s
+
+    def _part_arrived(
+        self, parts: PartsAnswer, now_s: float, stats: ApiStats | None
+    ) -> tuple[float, ApiStats]:
+        """It is one request, from its first part to the answer of all: since when, and where this part counts.
+
+        `stats`: where its last part does.
+        """
+        if not parts.began_s:
+            parts.began_s = now_s
+            self.request_count += 1
+        return parts.began_s, _NO_REQUEST if stats is None else stats
+
+    @staticmethod
+    def _part_spent(parts: PartsAnswer, charge: Charge, *, goes_on: bool) -> Charge | None:
+        """The client waits once, for all: between two parts its request might run out of its time."""
+        charge.spent_s = parts.spent_s = parts.spent_s + charge.spent_s
+        return None if goes_on else charge
+
+    def _task_of(self, result: object, charge: Charge | None) -> asyncio.Task[Response] | None:
+        """A coroutine's; None and the end of the connection for anything else."""
+        if not asyncio.iscoroutine(result):
+            self._handler_failed(TypeError(f"handler answered with {type(result).__name__}"))
+            return None
+        task = self._owner.loop.create_task(result if charge is None else Timed(result, charge))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _on_done(self, future: asyncio.Future[Response]) -> None:
         if self.closed:
@@ -712,7 +737,7 @@ class Connection(asyncio.BufferedProtocol):
         pending = self._pending
         written: list[Callable[[], None]] = []
         while pending and not self._write_paused and not self.closing:
-            future, response, size, stats, started_s, charge = pending[0]
+            future, response, size, stats, arrived_s, charge = pending[0]
             if future is not None:
                 if not future.done():
                     break
@@ -729,7 +754,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._joins -= 1
             self._inflight_bytes -= size
             self._release(size)
-            stats.observe(perf_counter() - started_s)
+            stats.observe(perf_counter() - arrived_s)
             self._emit(response, charge)  # type: ignore[arg-type]
             if type(future) is WatchedReply and future.on_written is not None:
                 written.append(future.on_written)

@@ -13,7 +13,7 @@ from penstock_kafka.wire.produce_parts import join_responses
 class PartsAnswer:
     """Takes what the handler gives for each part; its connection gets NO_RESPONSE for all but the last."""
 
-    __slots__ = ("_closes", "_last", "_loop", "_open", "_responses", "spent_s")
+    __slots__ = ("_closes", "_last", "_loop", "_open", "_responses", "began_s", "spent_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -23,6 +23,8 @@ class PartsAnswer:
         """Parts that are not answered."""
         self._last: tuple[RequestHeader, asyncio.Future[Response]] | None = None
         self._closes = False
+        self.began_s = 0.0
+        """When its first part was handed over, by perf_counter; 0: none was."""
         self.spent_s = 0.0
         """What the connection's quota is charged for, of all parts."""
 
