@@ -336,9 +336,26 @@ def test_what_a_command_line_gets_wrong_is_seen() -> None:
 # -- settings, configs, failpoints -----------------------------------------------------------------
 
 
+@cache
+def spans() -> frozenset[str]:
+    """Names of spans, as the services begin them."""
+    begun = re.compile(r"\.(?:begin|follow|tell)\(\s*(?:[\w.]+,\s*)?\"([a-z_.]+)\"")
+    sources = (path.read_text() for path in (ROOT / "services").glob("*/src/**/*.py"))
+    return frozenset(name for source in sources for name in begun.findall(source))
+
+
 @each_page
 def test_configs_failpoints_and_fuzz_targets(page: Path) -> None:
-    known = CONFIGS | KEYS | CLIENT_CONFIGS | OTHERS | TABLE_PROPERTIES | FAILPOINTS.keys() | TARGETS.keys()
+    known = (
+        CONFIGS
+        | KEYS
+        | CLIENT_CONFIGS
+        | OTHERS
+        | TABLE_PROPERTIES
+        | FAILPOINTS.keys()
+        | TARGETS.keys()
+        | spans()
+    )
     missing = []
     for word in words(page):
         name = word.partition("=")[0]

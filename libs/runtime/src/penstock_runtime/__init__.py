@@ -36,6 +36,7 @@
 `security`           certificates of our own processes, and new ones in the place of old
 `settings`           settings of a role: flags over environment over TOML file over defaults
 `syn_filter`         lets the kernel leave first packets of some addresses unanswered
+`tracing`            traces of a part of the requests, by OpenTelemetry
 `turns`              long work in short turns of the event loop
 `version`            the version of this build, from the installed package's own metadata
 `waiting_addresses`  which addresses have to wait before they dial again, and how long

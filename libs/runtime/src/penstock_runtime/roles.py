@@ -28,6 +28,7 @@ from penstock_runtime.lifecycle import EXIT_DRAIN_TOO_LONG, EXIT_FAILED, EXIT_ST
 from penstock_runtime.logs import configure_logs, error_fields, get_log, write_folded
 from penstock_runtime.memory import bound_allocator, trim_allocator
 from penstock_runtime.settings import RoleSettings, load_settings
+from penstock_runtime.tracing import open_tracing
 from penstock_runtime.version import VERSION
 
 ENTRY_POINT_GROUP = "penstock.roles"
@@ -248,6 +249,7 @@ async def _run_one(role: Role[Any], settings: RoleSettings, life: Lifecycle) -> 
     life.make_current()
     try:
         open_audit(settings, life)
+        open_tracing(settings, life)
         await _serve_health(settings, life)
         await role.run(settings, life)
     except asyncio.CancelledError:

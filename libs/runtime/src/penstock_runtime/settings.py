@@ -131,6 +131,16 @@ class RoleSettings(BaseSettings):
     audit_log_files: int = Field(
         default=10, ge=0, le=1_000, description="how many renamed files of the audit log are kept"
     )
+    otel_sample_ratio: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="part of all requests and commands that is traced by OpenTelemetry; 0 = none",
+    )
+    otel_endpoint: str = Field(
+        default="",
+        description="http://HOST:PORT of the OTLP collector for them; empty = what OTEL_EXPORTER_OTLP_ENDPOINT says",
+    )
     allow_plaintext: list[str] = Field(
         default_factory=list,
         description="ports that may be plaintext though other machines reach them: grpc, raft, http, listener:NAME",
@@ -192,6 +202,13 @@ class RoleSettings(BaseSettings):
     def _check_http_bind(cls, value: str) -> str:
         if value:
             parse_address(value)
+        return value
+
+    @field_validator("otel_endpoint")
+    @classmethod
+    def _check_otel_endpoint(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is no http://HOST:PORT")
         return value
 
     @field_validator("rack")

@@ -38,6 +38,7 @@ class OutFrame:
     size_bytes: int
     metadata_version: int
     deadline_ms: int = 0
+    traceparent: str = ""
 
 
 class InFrame(NamedTuple):
@@ -85,6 +86,8 @@ def _put(
         head += b"\x20" + varint(frame.size_bytes) + b"\x28" + varint(frame.metadata_version)
         if frame.deadline_ms:
             head += b"\x30" + varint(frame.deadline_ms)
+        if frame.traceparent:
+            head += b"\x42" + varint(len(frame.traceparent)) + frame.traceparent.encode("ascii")
     head += b"\x12" + varint(size)
     parts.append(b"\x12" + varint(len(head) + size) + head)
     parts.extend(buffers)
@@ -169,6 +172,8 @@ class ForwardedFrame:
     deadline_ms: int = 0
     there: bool = False
     """No request: the client is still there, as was asked by that number."""
+    traceparent: str = ""
+    """Of a request that is traced; anything, if the gateway is not one of ours."""
 
 
 @dataclass(slots=True)
@@ -194,6 +199,8 @@ def decode_forward_request(message: bytes) -> ForwardedFrames:
                 if stop >= 0:
                     if inner == 2:
                         frame.chunk = view[value:stop]
+                    elif inner == 8:
+                        frame.traceparent = message[value:stop].decode("ascii", "replace")
                 elif inner == 1:
                     frame.request_id = value
                 elif inner == 3:

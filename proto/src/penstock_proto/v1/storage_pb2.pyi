@@ -704,6 +704,7 @@ class ForwardFrame(_message.Message):
     METADATA_VERSION_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     THERE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     """Counts the requests of a stream from 1; the response carries the same."""
     chunk: _builtins.bytes
@@ -720,6 +721,8 @@ class ForwardFrame(_message.Message):
     """On the first part: time left for this request in ms, 0 for no limit."""
     there: _builtins.bool
     """No request: the client is still there, as the node asked by that number."""
+    traceparent: _builtins.str
+    """On the first part of a request that is traced: what the node goes on with (W3C Trace Context)."""
     def __init__(
         self,
         *,
@@ -730,10 +733,11 @@ class ForwardFrame(_message.Message):
         metadata_version: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
         there: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "deadline_ms", b"deadline_ms", "frame_bytes", b"frame_bytes", "last", b"last", "metadata_version", b"metadata_version", "request_id", b"request_id", "there", b"there"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "deadline_ms", b"deadline_ms", "frame_bytes", b"frame_bytes", "last", b"last", "metadata_version", b"metadata_version", "request_id", b"request_id", "there", b"there", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

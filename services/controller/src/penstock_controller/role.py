@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -40,6 +41,7 @@ from penstock_runtime.security.own_certificate import open_certificate, watch_ce
 from penstock_runtime.security.tls_files import TlsFiles
 from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.settings import parse_address, parse_member
+from penstock_runtime.tracing import Tracing, tracing_of
 
 _GRPC_GRACE_S = 0.2
 _HISTORY_S = 0.5
@@ -98,7 +100,7 @@ async def _serve(
     if tls is not None:
         quorum_ports = replace(quorum_ports, network=replace(quorum_ports.network, tls=tls))
     quorum = _open_quorum(config, core, lifecycle, metrics, quorum_ports)
-    worker = _command_queue(settings, core, quorum, metrics, ports)
+    worker = _command_queue(settings, core, quorum, metrics, ports, tracing_of(lifecycle))
     core.connect(quorum, worker)
     await core.history.open(EventsFile(settings.data_dir))
     metrics.families_by_part.append(core.cluster_metrics.families)
@@ -169,6 +171,7 @@ def _command_queue(
     quorum: Quorum,
     metrics: ControllerMetrics,
     ports: ControllerPorts,
+    tracing: Tracing | None,
 ) -> CommandQueue:
     return CommandQueue(
         quorum,
@@ -182,9 +185,23 @@ def _command_queue(
         ports.new_rng(),
         ports.clocks.wall_ms,
         lambda node_id: _alive(core, node_id),
-        metrics.commit_s.observe,
+        _commit_observer(metrics, tracing, ports.clocks.s),
         ports.commit_timeout_ms,
     )
+
+
+def _commit_observer(
+    metrics: ControllerMetrics, tracing: Tracing | None, clock_s: Callable[[], float]
+) -> Callable[[float], None]:
+    if tracing is None:
+        return metrics.commit_s.observe
+
+    def observe(took_s: float) -> None:
+        metrics.commit_s.observe(took_s)
+        now_s = clock_s()
+        tracing.tell("controller.command", now_s - took_s, now_s)
+
+    return observe
 
 
 def _alive(core: Controller, node_id: NodeId) -> bool:

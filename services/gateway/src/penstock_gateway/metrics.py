@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 from penstock_kafka.wire.apis import ApiKey
 from penstock_runtime.plain_histogram import PlainHistogram, histogram_family
+from penstock_runtime.tracing import Span
 
 HOPS: Final = ("queue", "node", "answer")
 OTHER_API: Final = "other"
@@ -33,6 +34,7 @@ class HopTimes(Protocol):
     arrived_s: float
     handed_s: float
     back_s: float
+    trace: Span | None
 
 
 class GatewayMetrics(Collector):
@@ -65,6 +67,8 @@ class GatewayMetrics(Collector):
             hops["queue"].observe(times.handed_s - times.arrived_s)
             hops["node"].observe(times.back_s - times.handed_s)
             hops["answer"].observe(self.clock_s() - times.back_s)
+        if times.trace is not None:
+            times.trace.end(self.clock_s())
 
     def observe_native(self, method: str, seconds: float) -> None:
         """A call of the native API with one answer is over."""

@@ -69,6 +69,7 @@ from penstock_runtime.security.callers import gateway_name_fault
 from penstock_runtime.security.own_certificate import follow_refused, open_certificate, watch_certificate
 from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.tracing import tracing_of
 from penstock_runtime.turns import LoopTurns
 
 _REAL: Final = GatewayPorts()
@@ -242,7 +243,7 @@ class Gateway:
             )
             for addresses in (self._addresses, apart)
         )
-        handler = GatewayHandler(self._relay, cluster, cluster_apart)
+        handler = GatewayHandler(self._relay, cluster, cluster_apart, tracing_of(lifecycle))
         self._have_offsets_topic = cluster.have_offsets_topic
         limits = settings.listener_limits()
         self._doors.connect(self._metadata, cluster.api_versions, by_acl)

@@ -43,6 +43,7 @@ from penstock_runtime.security.callers import node_name_fault
 from penstock_runtime.security.own_certificate import follow_refused, open_certificate, watch_certificate
 from penstock_runtime.self_description import SelfDescription
 from penstock_runtime.settings import ListenerSettings
+from penstock_runtime.tracing import tracing_of
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.cluster import retirement
 from penstock_storage_node.cluster.coordinator_topics import CoordinatorTopics
@@ -339,6 +340,7 @@ class StorageNode:
             self._groups,
             self._transactions,
             self._transaction_link,
+            tracing_of(self._lifecycle),
         )
         self._build_listeners(suspected_leaders, by_acl)
         self._register_metrics()

@@ -19,6 +19,8 @@ from penstock_proto.fast.pieces import cut
 from penstock_proto.fast.primitives import MalformedMessage
 from penstock_proto.v1 import storage_pb2 as pb
 
+TRACEPARENT = f"00-{7:032x}-{9:016x}-01"
+
 
 @pytest.mark.parametrize("round_", range(20))
 def test_packed_requests_are_what_protobuf_reads(round_: int) -> None:
@@ -31,9 +33,17 @@ def test_packed_requests_are_what_protobuf_reads(round_: int) -> None:
         whole = b"".join(buffers)
         big = request_id << rng.choice((0, 20))
         frames.append(
-            OutFrame(big, buffers, len(whole), rng.choice((0, 7, 1 << 40)), rng.choice((0, 30_000)))
+            OutFrame(
+                big,
+                buffers,
+                len(whole),
+                rng.choice((0, 7, 1 << 40)),
+                rng.choice((0, 30_000)),
+                rng.choice(("", TRACEPARENT)),
+            )
         )
         sent[big] = whole
+    traced = {frame.request_id: frame.traceparent for frame in frames}
     got: dict[int, bytes] = {}
     done = []
     for message in pack(frames, 1000):
@@ -41,6 +51,7 @@ def test_packed_requests_are_what_protobuf_reads(round_: int) -> None:
             first = f.request_id not in got
             assert len(f.chunk) <= 1000
             assert f.frame_bytes == (len(sent[f.request_id]) if first else 0)
+            assert f.traceparent == (traced[f.request_id] if first else "")
             got[f.request_id] = got.get(f.request_id, b"") + f.chunk
             if f.last:
                 done.append(f.request_id)
@@ -125,7 +136,12 @@ def test_forward_request_is_read_without_copies() -> None:
         open=pb.ForwardOpen(node_id=3, principal="User:a", client_host="h", listener="PROXY"),
         frames=[
             pb.ForwardFrame(
-                request_id=1, chunk=b"abc", frame_bytes=5, metadata_version=2**40, deadline_ms=30
+                request_id=1,
+                chunk=b"abc",
+                frame_bytes=5,
+                metadata_version=2**40,
+                deadline_ms=30,
+                traceparent=TRACEPARENT,
             ),
             pb.ForwardFrame(request_id=1, chunk=b"de", last=True),
         ],
@@ -136,6 +152,7 @@ def test_forward_request_is_read_without_copies() -> None:
     first, second = read.frames
     assert (bytes(first.chunk), first.last, first.frame_bytes) == (b"abc", False, 5)
     assert (first.metadata_version, first.deadline_ms) == (2**40, 30)
+    assert (first.traceparent, second.traceparent) == (TRACEPARENT, "")
     assert (bytes(second.chunk), second.last, second.request_id) == (b"de", True, 1)
     assert first.chunk.obj is message
 

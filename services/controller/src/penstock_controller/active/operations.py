@@ -33,6 +33,7 @@ from penstock_proto.v1 import metadata_pb2 as pb
 from penstock_proto.v1 import operations_pb2 as api
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.ports import Clocks
+from penstock_runtime.tracing import Attributes, tracing_of
 
 R = TypeVar("R")
 
@@ -73,6 +74,8 @@ class Operations:
         self.rolling = Rolling(clocks, alive)
         self._lifecycle = lifecycle
         self._clock_ms = clocks.ms
+        self._clock_s = clocks.s
+        self._tracing = tracing_of(lifecycle)
         self._wall_ms = clocks.wall_ms
         self._alive = alive
         self._quorum_ok = quorum_ok
@@ -322,10 +325,14 @@ class Operations:
         if not wanted.records and wanted.further is None:
             return
         hit("operation.step.before_propose")
+        began_s = self._clock_s()
         await self._worker.submit(
             lambda ctx: next_steps(ctx, operation_id, self.reports, self._wall_ms(), self._meters.engine)
         )
         hit("operation.step.after_apply")
+        if self._tracing is not None and before is not None:
+            about: Attributes = {"penstock.operation": operation_id, "penstock.operation_kind": before.kind}
+            self._tracing.tell("controller.operation_step", began_s, self._clock_s(), about)
         if before is not None:
             self._tell_change(before)
 

@@ -17,6 +17,7 @@ from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.answers import WatchedReply
 from penstock_frontend.listener.client_software import client_software
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
+from penstock_frontend.listener.metrics import api_name
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.describe_producers import ProducersQuery
 from penstock_gateway.relay.fetch import Fetch
@@ -32,6 +33,7 @@ from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.groups import named_transaction
 from penstock_kafka.wire.metadata import decode_metadata
 from penstock_kafka.wire.primitives import Malformed
+from penstock_runtime.tracing import Attributes, Tracing
 
 _RelayedMaker = Callable[[RequestHeader, bytearray, Callable[[Outcome], None]], Relayed[Any]]
 
@@ -54,7 +56,13 @@ _NAMED_TOPICS: Final = "named_topics"
 class GatewayHandler:
     """Handles the frames of every listener of this gateway."""
 
-    def __init__(self, relay: Relay, cluster: ClusterApis, cluster_apart: ClusterApis) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        cluster: ClusterApis,
+        cluster_apart: ClusterApis,
+        tracing: Tracing | None = None,
+    ) -> None:
         """`cluster_apart` gives every node an address of its own (see `routing.address_aliases`).
 
         Raises InvariantBroken when an API whose route leads to storage nodes is not in `RELAYED`, or
@@ -70,6 +78,7 @@ class GatewayHandler:
         self._relay = relay
         self._cluster = cluster
         self._cluster_apart = cluster_apart
+        self._tracing = tracing
 
     def handle(self, connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
         """One request; see `FrameHandler`."""
@@ -97,6 +106,13 @@ class GatewayHandler:
         client.submit(request)
         # Not the request: it knows the reply, whose megabytes would wait for the garbage collector in such a circle.
         metrics, api_key, times = self._relay.metrics, header.api_key, request.times
+        if self._tracing is not None and not request.finished:
+            about: Attributes = {
+                "penstock.api": api_name(api_key),
+                "penstock.api_version": header.api_version,
+                "penstock.request_bytes": len(frame),
+            }
+            times.trace = self._tracing.begin("gateway.request", times.arrived_s, metrics.clock_s(), about)
         return waiting.result(lambda: metrics.observe_hops(api_key, times))
 
     def _cluster_for(self, connection: Connection, header: RequestHeader, frame: bytearray) -> ClusterApis:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from penstock_core.errors import ErrorCode, PenstockError
@@ -37,6 +37,7 @@ from penstock_proto.v1 import storage_pb2 as pb
 from penstock_runtime.grpc_tools import ChannelPool
 from penstock_runtime.metadata_client import MetadataClient
 from penstock_runtime.security.methods import STORAGE_NODE
+from penstock_runtime.tracing import Span
 
 TAKE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Most bytes of requests that a stream takes at once (a single request may exceed it)."""
@@ -210,6 +211,8 @@ class ClientRelay:
         self._metrics.streams -= 1
         self._metrics.streams_lost += 1
         self._failures[node_id] = self._failures.get(node_id, 0) + 1
+        for span in link.spans.values():
+            span.end(self._metrics.clock_s(), reason)
         self._relay.log.debug("stream to node ended", node=node_id, reason=reason)
         self._relay.on_stream_lost(node_id)
         self._table.broken(node_id)
@@ -233,7 +236,11 @@ class ClientRelay:
             self._metrics.to_nodes_bytes += size
             link.last_id += 1
             link.flights[link.last_id] = flight
-            frames.append(OutFrame(link.last_id, buffers, size, version, part.request.deadline_ms))
+            frame = OutFrame(link.last_id, buffers, size, version, part.request.deadline_ms)
+            if (trace := part.request.times.trace) is not None:
+                span = link.spans[link.last_id] = trace.begin("relay", now_s, {"penstock.node": node_id})
+                frame.traceparent = span.traceparent
+            frames.append(frame)
         return frames
 
     def take_answers(self, stream: NodeStream, frames: list[InFrame]) -> None:
@@ -251,6 +258,8 @@ class ClientRelay:
             chunks = link.chunks.pop(frame.request_id, [])
             if len(frame.chunk) or not chunks:
                 chunks.append(frame.chunk)
+            if link.spans and (span := link.spans.pop(frame.request_id, None)) is not None:
+                span.end(now_s)
             flight = link.flights.pop(frame.request_id, None)
             if flight is not None:
                 flight.payload.request.times.back_s = now_s
@@ -342,9 +351,11 @@ class ClientRelay:
 
 @dataclass(slots=True)
 class _Link:
-    """A stream with what is out on it: flights and the chunks of unfinished responses by request id."""
+    """A stream with what is out on it, by request id: flights, the chunks of unfinished responses, and of what is
+    traced the spans."""
 
     stream: NodeStream
     flights: dict[int, InFlight[Part]]
     chunks: dict[int, list[Buffer]]
     last_id: int = 0
+    spans: dict[int, Span] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from penstock_kafka.producer_retries import SENT_AGAIN, ProducerSequence
 from penstock_kafka.wire.apis import ON_LOSS
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_kafka.wire.primitives import Buffer
+from penstock_runtime.tracing import Span
 
 HOLD_MS: Final = 2_000
 """How long Produce and queries wait for a leader or a connection to it. A failover takes
@@ -73,7 +74,7 @@ class Part:
 class HopTimes:
     """When a request came from one part of its way to the next, in s of one clock; 0: it did not."""
 
-    __slots__ = ("arrived_s", "back_s", "handed_s")
+    __slots__ = ("arrived_s", "back_s", "handed_s", "trace")
 
     def __init__(self) -> None:
         self.arrived_s = 0.0
@@ -82,6 +83,8 @@ class HopTimes:
         """Its first part was handed to a node's stream."""
         self.back_s = 0.0
         """The last byte of a node's answer was there."""
+        self.trace: Span | None = None
+        """Of a request that is traced."""
 
 
 class Relayed(ABC, Generic[R]):

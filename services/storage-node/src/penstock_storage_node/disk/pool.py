@@ -178,6 +178,7 @@ class DiskPool:
             error = e
         took_s = perf_counter() - started_s
         if commit.fsync:
+            commit.flush_took_s = took_s
             self._batcher.note(took_s, grouped=False)
             self._flushes.append(FlushDone(False, 1, commit.size_bytes, took_s, error is not None))
         self._settle([commit], error)
@@ -198,6 +199,7 @@ class DiskPool:
         size_bytes = sum(commit.size_bytes for commit in commits)
         self._flushes.append(FlushDone(True, len(commits), size_bytes, took_s, error is not None))
         for commit in commits:
+            commit.flush_took_s = took_s
             commit.release()
         self._settle(commits, error)
 

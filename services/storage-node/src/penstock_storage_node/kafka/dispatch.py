@@ -10,12 +10,13 @@ from penstock_core.metadata.image import MetadataImage, NodeImage
 from penstock_frontend.authorizer import Authorizer
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import Buffer, Connection, Response
-from penstock_frontend.listener.metrics import KafkaMetrics
+from penstock_frontend.listener.metrics import KafkaMetrics, api_name
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import RELAYED_ROUTES, ROUTES, SUPPORTED, ApiKey, Route, require_entries
 from penstock_kafka.wire.frames import RequestHeader
 from penstock_runtime.door import PLAINTEXT
 from penstock_runtime.listener_settings import ListenerSettings
+from penstock_runtime.tracing import Attributes, Span, Tracing
 from penstock_runtime.turns import LoopTurns
 from penstock_storage_node.groups.host import GroupHost
 from penstock_storage_node.kafka.client_stream import ClientStream
@@ -66,10 +67,11 @@ class DataApis:
         groups: GroupHost | None = None,
         transactions: TransactionHost | None = None,
         link: TransactionLink | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """A node without `groups` coordinates none, and so with `transactions`; one without `link` takes no batches of
         transactions. Raises InvariantBroken when an API with one of these routes has no handler."""
-        self._metrics, self._clock_s = manager.metrics, manager.clocks.s
+        self._metrics, self._clock_s, self._tracing = manager.metrics, manager.clocks.s, tracing
         rights = Rights(authorizer)
         produce = ProduceHandler(manager, rights, in_touch, link)
         fetch = FetchHandler(manager, rights)
@@ -132,6 +134,8 @@ class DataApis:
         if not caller.begun_s:
             caller.begun_s = caller.handled_s
         caller.api = _TIMED.get(header.api_key, "other")
+        if self._tracing is not None:
+            self._trace(self._tracing, caller, header)
         answer = self._handlers[header.api_key](caller, header, frame)
         if isinstance(answer, Awaitable):
             later = asyncio.ensure_future(answer)
@@ -159,6 +163,32 @@ class DataApis:
             phases["local"].observe(now_s - handled_s)
         else:
             phases["wait"].observe(now_s - handled_s)
+        if caller.trace is not None:
+            self._tell(caller.trace, caller, now_s)
+
+    def _trace(self, tracing: Tracing, caller: RequestContext, header: RequestHeader) -> None:
+        about: Attributes = {
+            "penstock.api": api_name(header.api_key),
+            "penstock.api_version": header.api_version,
+        }
+        began_s, now_s = caller.begun_s, caller.handled_s
+        if caller.traceparent:
+            caller.trace = tracing.follow(caller.traceparent, "node.handle", began_s, now_s, about)
+        elif caller.listener:
+            caller.trace = tracing.begin("node.handle", began_s, now_s, about)
+
+    @staticmethod
+    def _tell(trace: Span, caller: RequestContext, now_s: float) -> None:
+        """The parts of a traced request that was answered. One that was relayed ends when the answer is sent."""
+        if caller.local_s:
+            local_s = max(caller.local_s, caller.handled_s)
+            written_s = max(local_s - caller.flush_s, caller.handled_s)
+            trace.tell("append", caller.handled_s, written_s)
+            if caller.flush_s:
+                trace.tell("flush", written_s, local_s)
+            trace.tell("replicate", local_s, max(now_s, local_s))
+        if caller.listener:
+            trace.end(now_s)
 
 
 class DirectAddresses:

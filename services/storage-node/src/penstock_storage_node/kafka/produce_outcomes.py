@@ -52,7 +52,9 @@ class AppendedBatch:
     def note_acks(self, caller: RequestContext) -> None:
         """Its acks came: by then it had been written here for a while."""
         if self.partition is not None:
-            caller.local_s = max(caller.local_s, self.partition.local_done_s(self.end_offset))
+            done_s, flush_s = self.partition.local_done(self.end_offset)
+            if done_s > caller.local_s:
+                caller.local_s, caller.flush_s = done_s, flush_s
 
     def with_receipt(self) -> ProduceResult:
         """Its acks came: the result, and who has the batch."""

@@ -6,6 +6,7 @@ from penstock_core.errors import REFRESH_METADATA
 from penstock_frontend.audit import ASKING, Asking
 from penstock_frontend.authorizer import NOBODY, Authorizer, Identity, Operation, ResourceType
 from penstock_kafka.producer_retries import SENT_AGAIN
+from penstock_runtime.tracing import Span
 from penstock_storage_node.groups.holdings import Owner, owner_of
 from penstock_storage_node.kafka.client_stream import ClientStream
 
@@ -25,6 +26,7 @@ class RequestContext:
         "client_id",
         "concerns_router",
         "errors",
+        "flush_s",
         "handled_s",
         "identity",
         "is_long_poll",
@@ -32,6 +34,8 @@ class RequestContext:
         "local_s",
         "peer",
         "stream",
+        "trace",
+        "traceparent",
     )
 
     def __init__(
@@ -61,6 +65,12 @@ class RequestContext:
         """When its handler began."""
         self.local_s = 0.0
         """When what it appended was written and flushed here as asked; 0: it did not wait for others."""
+        self.flush_s = 0.0
+        """How much of the time before that the flush took."""
+        self.traceparent = ""
+        """What whoever relays it says of its trace."""
+        self.trace: Span | None = None
+        """Of one that is traced: what this node does for it."""
         self.is_long_poll = False
         """Set when it waits for something to happen: records, members."""
         self.api = "other"

@@ -149,12 +149,23 @@ class WriteOutcome:
 class WriteJob:
     """Everything staged up to now. `run` in a pool thread, then `complete` or `fail` on the loop."""
 
-    __slots__ = ("_checkpoints", "_fs", "_pinned", "_sync_segments", "outcome", "plan", "size_bytes")
+    __slots__ = (
+        "_checkpoints",
+        "_fs",
+        "_pinned",
+        "_sync_segments",
+        "flush_took_s",
+        "outcome",
+        "plan",
+        "size_bytes",
+    )
 
     def __init__(self, fs: FileSystem, plan: WritePlan, checkpoints: CheckpointPort) -> None:
         self.plan = plan
         self.outcome = WriteOutcome(plan.is_marked)
         self.size_bytes = sum([step.size for step in plan.steps])
+        self.flush_took_s = 0.0
+        """The flush that made it durable; set by whoever carries it out."""
         self._fs = fs
         self._checkpoints = checkpoints
         self._pinned: list[OpenFile] = []

@@ -116,7 +116,7 @@ class Partition:
         self.sessions: dict[ReplicationSession, None] = {}
         """Followers' sessions while this node leads."""
         self.access = LogAccess()
-        self.local_marks: deque[tuple[int, float]] = deque(maxlen=LOCAL_MARKS_MAX)
+        self.local_marks: deque[tuple[int, float, float]] = deque(maxlen=LOCAL_MARKS_MAX)
         """While this node leads: (effective end, when it came to be), for timing alone."""
         self.traffic = ports.metrics.topics.of(replica.topic)
         self._ports = ports
@@ -218,7 +218,7 @@ class Partition:
             self._share.update()
             done_s = self._ports.clock_s()
             self._ports.metrics.observe_write_job(done_s - started_s)
-            self._mark_local(done_s)
+            self._mark_local(done_s, job.flush_took_s)
             self._ports.drain.progress(self, now_ms)
             if not job.fsync:
                 self._flush_if_many()
@@ -228,16 +228,17 @@ class Partition:
             self._ports.failures.write_failed(self, error)
         self.kick()
 
-    def _mark_local(self, now_s: float) -> None:
+    def _mark_local(self, now_s: float, flush_took_s: float = 0.0) -> None:
         if self.replica.leadership is not None:
-            self.local_marks.append((self.replica.state.effective_end_offset, now_s))
+            self.local_marks.append((self.replica.state.effective_end_offset, now_s, flush_took_s))
 
-    def local_done_s(self, end_offset: int) -> float:
-        """When this node, as leader, had all below `end_offset` as its topic's durability asks for; 0: forgotten."""
-        for done_offset, at_s in self.local_marks:
+    def local_done(self, end_offset: int) -> tuple[float, float]:
+        """When this node, as leader, had all below `end_offset` as its topic's durability asks for, and how long the
+        flush just before took, in s; 0: forgotten."""
+        for done_offset, at_s, flush_took_s in self.local_marks:
             if done_offset >= end_offset:
-                return at_s
-        return 0.0
+                return at_s, flush_took_s
+        return 0.0, 0.0
 
     def flush(self, *, everything: bool) -> None:
         """Flush written data of a log that does not flush with each write."""

@@ -183,6 +183,7 @@ class ForwardStream:
         be in order is done."""
         caller = RequestContext(self._identity, None, self._peer, stream=self._client)
         caller.begun_s = self._manager.clocks.s()
+        caller.traceparent = first.traceparent
         while (
             self._request_count
             and (self._request_bytes + len(frame) > REQUEST_BYTES_MAX or self._request_count >= REQUESTS_MAX)
@@ -280,6 +281,9 @@ class ForwardStream:
         now_s, phases = self._manager.clocks.s(), self._manager.metrics.phases
         for answer in self._sent:
             phases[answer.caller.api]["send"].observe(now_s - answer.ready_s)
+            if (trace := answer.caller.trace) is not None:
+                trace.tell("answer", answer.ready_s, now_s, {"penstock.response_bytes": answer.total_bytes})
+                trace.end(now_s)
         self._sent.clear()
 
     def _ask(self, number: int) -> None:
