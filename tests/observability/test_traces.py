@@ -104,12 +104,19 @@ def collecting() -> Iterator[Collector]:
             thread.join()
 
 
-def check_within(outer: Span, inner: Span) -> None:
-    """Two processes of one machine look at its clock, at moments of their own: a millisecond is allowed."""
+def check_begins_within(outer: Span, inner: Span) -> None:
+    """Of two processes: each compares the machine's clocks by itself, and may see the end of what was sent later than
+    the other one has it."""
     slack_ns = 1_000_000
     assert inner.trace_id == outer.trace_id
     assert outer.start_time_unix_nano - slack_ns <= inner.start_time_unix_nano
-    assert inner.start_time_unix_nano <= inner.end_time_unix_nano <= outer.end_time_unix_nano + slack_ns
+    assert inner.start_time_unix_nano <= outer.end_time_unix_nano + slack_ns
+
+
+def check_within(outer: Span, inner: Span) -> None:
+    assert inner.trace_id == outer.trace_id
+    assert outer.start_time_unix_nano <= inner.start_time_unix_nano <= inner.end_time_unix_nano
+    assert inner.end_time_unix_nano <= outer.end_time_unix_nano
 
 
 def test_a_record_s_way_through_gateway_and_leader_is_one_trace(tmp_path: Path) -> None:
@@ -136,7 +143,7 @@ def test_a_record_s_way_through_gateway_and_leader_is_one_trace(tmp_path: Path) 
         ((service, handled),) = collector.below(relay)
         assert (service, handled.name) == ("penstock-storage-node", "node.handle")
         assert values(handled)["penstock.api"] == "Produce"
-        check_within(relay, handled)
+        check_begins_within(relay, handled)
         parts = {span.name: span for _, span in collector.below(handled)}
         assert set(parts) == {"append", "flush", "replicate", "answer"}
         for part in parts.values():

@@ -15,6 +15,7 @@ from penstock_runtime.lifecycle import Lifecycle
 from penstock_runtime.settings import RoleSettings, StartupError, load_settings
 from penstock_runtime.tracing import Tracing, open_tracing, tracing_of
 
+NOW_S = 10.0
 WALL_NS = 1_700_000_000_000_000_000
 MISSING = """
 import sys
@@ -40,10 +41,10 @@ class Rig:
         provider = TracerProvider(shutdown_on_exit=False)
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         drawn = iter(chances or [])
-        self.tracing = Tracing(provider, ratio, lambda: next(drawn, 0.0), lambda: WALL_NS)
+        self.tracing = Tracing(provider, ratio, lambda: next(drawn, 0.0), lambda: NOW_S, lambda: WALL_NS)
 
     def told(self) -> list[tuple[str, int, int]]:
-        """Names, and when they began and ended, in ms after 1970 as the wall clock stood at second 10."""
+        """Names, and when they began and ended, in ms after NOW_S."""
         return [
             (each.name, _ms(each.start_time), _ms(each.end_time))
             for each in self.exporter.get_finished_spans()
@@ -57,7 +58,7 @@ def _ms(time_ns: int | None) -> int:
 
 def test_parts_are_told_by_the_caller_s_clock() -> None:
     rig = Rig(1)
-    span = rig.tracing.begin("request", 9.5, 10.0, {"penstock.api": "Produce"})
+    span = rig.tracing.begin("request", 9.5, {"penstock.api": "Produce"})
     assert span is not None
     hop = span.begin("relay", 10.25)
     span.tell("append", 9.75, 10.5)
@@ -73,9 +74,9 @@ def test_parts_are_told_by_the_caller_s_clock() -> None:
 
 def test_another_process_goes_on_with_a_trace_and_with_nothing_that_is_none() -> None:
     here, there = Rig(1), Rig(0)
-    span = here.tracing.begin("request", 0.0, 0.0)
+    span = here.tracing.begin("request", 0.0)
     assert span is not None
-    part = there.tracing.follow(span.traceparent, "node.handle", 3.0, 3.0)
+    part = there.tracing.follow(span.traceparent, "node.handle", 3.0)
     assert part is not None, "whoever began it has decided"
     part.end(4.0)
     span.end(5.0)
@@ -90,14 +91,14 @@ def test_another_process_goes_on_with_a_trace_and_with_nothing_that_is_none() ->
         "\ufffd" * 55,
         span.traceparent[:-4],
     ):
-        assert there.tracing.follow(bad, "node.handle", 0.0, 0.0) is None
+        assert there.tracing.follow(bad, "node.handle", 0.0) is None
 
 
 def test_a_part_of_what_could_be_is_traced() -> None:
     rig = Rig(0.25, [0.1, 0.25, 0.9, 0.2])
     for _ in range(4):
         rig.tracing.tell("command", 10.0, 10.5)
-    assert rig.told() == [("command", -500, 0)] * 2
+    assert rig.told() == [("command", 0, 500)] * 2
 
 
 def test_by_default_nothing_is_traced_and_nothing_of_it_is_imported() -> None:

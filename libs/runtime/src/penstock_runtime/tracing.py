@@ -3,11 +3,11 @@
 Of a process that traces nothing no module of OpenTelemetry is imported, and whoever has something to trace asks
 `tracing_of` once, at its start, and finds None.
 
-What is traced is timed anyway, so spans are told when they are over, from times of the caller's own clock; only what
-another process is to continue is begun before. Whoever begins a trace decides whether there is one; whoever is told of
-one by a `traceparent` (W3C Trace Context) goes on with it, if it traces at all. Spans name APIs, nodes and sizes, and
-nothing that a client wrote. They are sent by a thread of their own; what finds its queue full is dropped, and no
-request waits.
+What is traced is timed anyway, so spans are told when they are over, from times by the process's clock (`Clocks.s`);
+only what another process is to continue is begun before. Whoever begins a trace decides whether there is one; whoever
+is told of one by a `traceparent` (W3C Trace Context) goes on with it, if it traces at all. Spans name APIs, nodes and
+sizes, and nothing that a client wrote. They are sent by a thread of their own; what finds its queue full is dropped,
+and no request waits.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock_runtime.version import VERSION
 
 if TYPE_CHECKING:
     from opentelemetry import trace
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
 
 Attributes = Mapping[str, str | int | float | bool]
@@ -36,15 +37,17 @@ _FLUSH_MS: Final = 1_500
 """For what is still to be sent at the end."""
 _IDS: Final = ("controller_id", "node_id", "gateway_id")
 _NS: Final = 1_000_000_000
+_LOOK_S: Final = 0.000_05
+_LOOKS_MAX: Final = 5
 
 
 class Span:
-    """A part of a trace. Times are seconds of the clock by which it began."""
+    """A part of a trace. Times are in s, by the clock of its `Tracing`."""
 
     __slots__ = ("_span", "_tracer", "_zero_ns")
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span, zero_ns: int) -> None:
-        """`zero_ns`: when the caller's clock was 0, since 1970."""
+        """`zero_ns`: when that clock was 0, since 1970."""
         self._tracer = tracer
         self._span = span
         self._zero_ns = zero_ns
@@ -87,37 +90,29 @@ class Tracing:
         provider: TracerProvider,
         ratio: float,
         chance: Callable[[], float] = random.random,
+        clock_s: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`ratio`: part of what could be traced that is; `chance` gives numbers from 0 to 1."""
+        """`ratio`: part of what could be traced that is; `chance` gives numbers from 0 to 1; `clock_s` is what all
+        times are by."""
         self._tracer = provider.get_tracer("penstock", VERSION)
         self._ratio = ratio
         self._chance = chance
+        self._clock_s = clock_s
         self._wall_ns = wall_ns
 
-    def begin(
-        self, name: str, began_s: float, now_s: float, attributes: Attributes | None = None
-    ) -> Span | None:
-        """A trace, if this one is to be traced. `began_s`, `now_s`: by one clock of the caller's."""
-        if self._chance() >= self._ratio:
-            return None
-        zero_ns = self._wall_ns() - int(now_s * _NS)
-        span = self._tracer.start_span(name, attributes=attributes, start_time=zero_ns + int(began_s * _NS))
-        return Span(self._tracer, span, zero_ns)
+    def begin(self, name: str, began_s: float, attributes: Attributes | None = None) -> Span | None:
+        """A trace, if this one is to be traced."""
+        return None if self._chance() >= self._ratio else self._start(name, None, began_s, attributes)
 
     def tell(self, name: str, began_s: float, ended_s: float, attributes: Attributes | None = None) -> None:
-        """A trace of one part that is over just now, if this one is to be traced."""
-        span = self.begin(name, began_s, ended_s, attributes)
+        """A trace of one part that is over, if this one is to be traced."""
+        span = self.begin(name, began_s, attributes)
         if span is not None:
             span.end(ended_s)
 
     def follow(
-        self,
-        traceparent: str,
-        name: str,
-        began_s: float,
-        now_s: float,
-        attributes: Attributes | None = None,
+        self, traceparent: str, name: str, began_s: float, attributes: Attributes | None = None
     ) -> Span | None:
         """A part of a trace that another process has begun; None when `traceparent` is none."""
         from opentelemetry.trace import get_current_span
@@ -126,10 +121,25 @@ class Tracing:
         within = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
         if not get_current_span(within).get_span_context().is_valid:
             return None
-        zero_ns = self._wall_ns() - int(now_s * _NS)
+        return self._start(name, within, began_s, attributes)
+
+    def _start(
+        self, name: str, within: Context | None, began_s: float, attributes: Attributes | None
+    ) -> Span:
+        zero_ns = self._zero_ns()
         started_ns = zero_ns + int(began_s * _NS)
         span = self._tracer.start_span(name, within, attributes=attributes, start_time=started_ns)
         return Span(self._tracer, span, zero_ns)
+
+    def _zero_ns(self) -> int:
+        """When the clock was 0, since 1970. Asked for each trace, since the wall clock may be set."""
+        for _ in range(_LOOKS_MAX):
+            before_s = self._clock_s()
+            wall_ns = self._wall_ns()
+            after_s = self._clock_s()
+            if after_s - before_s < _LOOK_S:
+                break  # nobody had the processor in between
+        return wall_ns - int((before_s + after_s) / 2 * _NS)
 
 
 def tracing_of(lifecycle: Lifecycle) -> Tracing | None:

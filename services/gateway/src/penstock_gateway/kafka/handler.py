@@ -112,7 +112,7 @@ class GatewayHandler:
                 "penstock.api_version": header.api_version,
                 "penstock.request_bytes": len(frame),
             }
-            times.trace = self._tracing.begin("gateway.request", times.arrived_s, metrics.clock_s(), about)
+            times.trace = self._tracing.begin("gateway.request", times.arrived_s, about)
         return waiting.result(lambda: metrics.observe_hops(api_key, times))
 
     def _cluster_for(self, connection: Connection, header: RequestHeader, frame: bytearray) -> ClusterApis:

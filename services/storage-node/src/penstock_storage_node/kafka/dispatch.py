@@ -171,11 +171,10 @@ class DataApis:
             "penstock.api": api_name(header.api_key),
             "penstock.api_version": header.api_version,
         }
-        began_s, now_s = caller.begun_s, caller.handled_s
         if caller.traceparent:
-            caller.trace = tracing.follow(caller.traceparent, "node.handle", began_s, now_s, about)
+            caller.trace = tracing.follow(caller.traceparent, "node.handle", caller.begun_s, about)
         elif caller.listener:
-            caller.trace = tracing.begin("node.handle", began_s, now_s, about)
+            caller.trace = tracing.begin("node.handle", caller.begun_s, about)
 
     @staticmethod
     def _tell(trace: Span, caller: RequestContext, now_s: float) -> None:
