@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Attributes = Mapping[str, str | int | float | bool]
 _SHARED: Final = "penstock_tracing"
 _PATH: Final = "/v1/traces"
-_FLUSH_MS: Final = 1_500
+_CLOSE_S: Final = 1.5
 """For what is still to be sent at the end."""
 _IDS: Final = ("controller_id", "node_id", "gateway_id")
 _NS: Final = 1_000_000_000
@@ -165,7 +166,8 @@ def open_tracing(settings: RoleSettings, lifecycle: Lifecycle) -> None:
         ) from None
     logger = logging.getLogger("opentelemetry")
     logger.propagate = False
-    logger.addHandler(_ToLog(lifecycle.log))
+    handler = _ToLog(lifecycle.log)
+    logger.addHandler(handler)
     about: dict[str, str | int] = {"service.name": f"penstock-{lifecycle.name}", "service.version": VERSION}
     who = next((value for name in _IDS if (value := getattr(settings, name, None)) not in (None, "")), None)
     if who is not None:
@@ -179,7 +181,15 @@ def open_tracing(settings: RoleSettings, lifecycle: Lifecycle) -> None:
     lifecycle.shared[_SHARED] = Tracing(provider, settings.otel_sample_ratio)
 
     async def close() -> None:
-        await asyncio.to_thread(provider.force_flush, _FLUSH_MS)
+        # An export tries again for 10 s, whatever bound it is given. It may go on until the process ends.
+        sending = threading.Thread(target=provider.shutdown, name="last traces", daemon=True)
+        sending.start()
+        await asyncio.to_thread(sending.join, _CLOSE_S)
+        if sending.is_alive():
+            lifecycle.log.warning(
+                "traces are not sent", reason="the last ones, before the end of this process"
+            )
+        logger.removeHandler(handler)
 
     lifecycle.at_end(close)
 
