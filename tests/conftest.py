@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ WORKERS_REPLACED_MAX = 2
 def pytest_configure(config: pytest.Config) -> None:
     """Ports of its own for each worker of pytest-xdist, and for the commands that its tests call."""
     config.pluginmanager.register(Watchdog(float(config.getini("timeout"))))
+    config.pluginmanager.register(watched)
     worker: dict[str, object] | None = getattr(config, "workerinput", None)
     if worker is None:
         config.pluginmanager.register(Progress())
@@ -44,11 +44,3 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Unit tests come last: of two workers neither waits long for the other where files are short."""
     items.sort(key=lambda item: item.path.is_relative_to(UNIT))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What failed is told with the logs of the clusters that it had at work."""
-    report = yield
-    watched.add_logs(report)
-    return report

@@ -22,16 +22,6 @@ with running_cluster(Path(sys.argv[1]), single=True):
     print("up", flush=True)
     sys.stdin.read()
 """
-CONFTEST = """
-import pytest
-from support import watched
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport():
-    report = yield
-    watched.add_logs(report)
-    return report
-"""
 FAILING = """
 import pytest
 from support.watched import watched
@@ -76,10 +66,18 @@ def test_no_process_of_a_cluster_outlives_a_harness_that_is_killed(tmp_path: Pat
 
 
 def test_a_fixture_s_cluster_shows_its_logs_where_a_test_fails(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(FAILING)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "support.watched",
+        str(tmp_path),
+    ]
     told = subprocess.run(
         command,
         cwd=tmp_path,

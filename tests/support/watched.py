@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -55,13 +55,16 @@ def last_lines(directory: Path) -> str:
     return "".join(shown)
 
 
-def add_logs(report: pytest.TestReport) -> None:
-    """A failed test's report gets the logs of all clusters at work.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A plugin's: a failed test's report gets the logs of all clusters at work.
 
     A fixture does not hear that its test failed, and by its own end it has stopped the cluster.
     """
+    report = yield
     if report.failed:
         report.sections += [(f"logs of {directory}", last_lines(directory)) for directory in _at_work]
+    return report
 
 
 @cache
