@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from node.harness import KEY, MiniCluster, MiniNode, eventually
+from node.harness import KEY, MiniCluster, MiniNode, eventually, make_batch
 from node.test_cluster import hosted
 from penstock_core.errors import ErrorCode
-from penstock_kafka.records.batch import iter_batches
+from penstock_kafka.records.batch import iter_batches, read_header
+from penstock_kafka.records.markers import Marker
+from penstock_storage_node.log.producer_state import Origin
 from penstock_storage_node.log.recovery import DAMAGED_MARKER
 
 RECORDS = 40
@@ -128,3 +130,60 @@ async def test_a_damaged_follower_that_is_rebuilt_from_hears_it_too(cluster: Min
     await eventually(lambda: leader.manager.health.failed)
     cluster.elect(2, [2])
     await eventually(lambda: cluster.nodes[3].partition.log.flushed_offset == RECORDS)
+
+
+async def rotten_marker(cluster: MiniCluster) -> None:
+    """Node 1 leads again after a clean stop, and its disk has forgotten a bit of a marker meanwhile."""
+    leader = cluster.nodes[1]
+    batch = make_batch(b"first", producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    leader.partition.append(batch, read_header(batch), 0, Origin.COORDINATOR)
+    leader.partition.append_marker(7, 0, Marker(True, 1), 0)
+    leader.manager.drain.schedule()
+    assert (await leader.produce(b"behind it")).error == ErrorCode.NONE
+    end = leader.partition.log.log_end_offset
+    assert leader.partition.log.last_stable_offset(end) == end
+    directory = leader.partition.log.directory
+    await cluster.nodes.pop(1).stop()
+    flip_a_marker(directory)
+
+
+def flip_a_marker(directory: Path) -> None:
+    """In the newest segment; and take the snapshots, so that the batches have to tell."""
+    path = max(directory.glob("*.log"))
+    data = bytearray(path.read_bytes())
+    (marker,) = [info for info in iter_batches(bytes(data)) if info.is_control]
+    data[marker.position + marker.size_bytes - 1] ^= 1
+    path.write_bytes(data)
+    for snapshot in directory.glob("*.snapshot"):
+        snapshot.unlink()
+
+
+async def test_a_damaged_marker_that_nobody_reads_is_found_at_the_start(cluster: MiniCluster) -> None:
+    """Its transaction counts as open: no reader of decided records would ever come by (simulated seed 2092)."""
+    await rotten_marker(cluster)
+    cluster.elect(2, [2, 3])
+    again = await cluster.start_node(1)
+    await eventually(lambda: again.manager.health.failed)
+    marker = Path(str(again.partition.log.directory)) / DAMAGED_MARKER
+    await again.stop(clean=False)
+    cluster.nodes.pop(1)
+    assert marker.exists()
+    assert again.partition.replica.leadership is None
+    mended = await cluster.start_node(1)
+    end = cluster.nodes[2].partition.log.log_end_offset
+    await eventually(lambda: mended.partition.log.flushed_offset == end)
+    assert not mended.manager.health.failed
+    assert mended.partition.log.last_stable_offset(end) == end
+
+
+async def test_the_only_copy_with_a_damaged_marker_serves_until_others_have_it(cluster: MiniCluster) -> None:
+    await rotten_marker(cluster)
+    cluster.elect(2, [2, 3], only=[2, 3])
+    cluster.elect(1, [1])
+    again = await cluster.start_node(1)
+    await eventually(lambda: again.partition.replica.leadership is not None)
+    assert again.metrics.damaged_segments == 1
+    assert not again.manager.health.failed
+    assert (await again.produce(b"more", acks=1)).error == ErrorCode.NONE
+    cluster.set_isr(1, 2)
+    await eventually(lambda: again.manager.health.failed)

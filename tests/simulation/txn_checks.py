@@ -380,6 +380,8 @@ class TxnChecker:
         if part is None or replica.is_cut or self.world.checker.truth(replica.key).excused:
             return
         log = replica.checked_log
+        if log.damage is not None:  # it lacks a marker and has said so; `rot` sees that it gets mended
+            return
         wanted = max(part.stable(high_watermark), log.log_start_offset)
         found = log.last_stable_offset(high_watermark)
         if found != wanted:

@@ -158,6 +158,42 @@ def test_the_mark_keeps_the_lowest_segment_and_a_mark_that_says_nothing_counts_a
     assert unmarked_part.log_end_offset == model.end, "only from the marked segment on"
 
 
+def test_a_crash_is_no_reason_to_cut_what_was_flushed() -> None:
+    """A start after one reads from the last index entry below the recovery point on. Whatever is wrong there, a crash
+    did not tear, and a cut would take what stands behind it from the only copy."""
+    fs = new_disk(9)
+    directory, log = new_log(fs)  # one segment, no index entry
+    model = Model()
+    for _ in range(6):
+        add(log, model, make_batch(2))
+        run_job(log)
+    directory.offsets.write([(log, log.log_end_offset)])
+    starts = [info.position for info in iter_batches(fs_bytes(fs))]
+    for number, start in enumerate(starts):
+        _, again = reopen(flipped(fs, start + 70, 2), TopicConfig())
+        assert again.recovered_from_unclean
+        if number == len(starts) - 1:  # nothing stands behind it
+            assert again.log_end_offset == model.batches[number][0].base_offset < again.flush_point
+            continue
+        assert again.log_end_offset == model.end
+        assert isinstance(again.damage, DamagedData)
+        assert again.damage.is_from_disk
+        assert read_all_that_is_right(again, model, 1) == 1
+    # Above the recovery point nobody can tell it from a write that the crash tore.
+    add(log, model, make_batch(2))
+    add(log, model, make_batch(2))
+    run_job(log)
+    _, again = reopen(flipped(fs, sum(len(data) for _, data in model.batches[:-2]) + 70, 2), TopicConfig())
+    assert again.log_end_offset == model.batches[-2][0].base_offset
+    assert again.damage is None
+    # Once it was marked, it goes, wherever it is.
+    bad = flipped(fs, starts[2] + 70, 2)
+    mark_damaged(bad, "/data/t-0", 0)
+    _, again = reopen(bad, TopicConfig())
+    assert again.log_end_offset == model.batches[2][0].base_offset < again.flush_point
+    assert again.damage is None
+
+
 def test_gaps_of_a_compacted_log_are_no_damage() -> None:
     """A log with gaps is walked once, and then read as any other."""
     fs = new_disk(7)

@@ -18,6 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from penstock_core.config.topic import TopicConfig
+from penstock_core.errors import PenstockError
 from penstock_kafka.records.batch import BatchInfo, Buffer
 from penstock_kafka.records.markers import Marker
 from penstock_storage_node.log import recovery, retention, timestamps
@@ -236,6 +237,15 @@ class PartitionLog:
     def end_of(self, segment: Segment) -> int:
         """Where the segment after one begins, the log's end for the active one (never blocks)."""
         return self._data.end_of(segment)
+
+    @property
+    def damage(self) -> PenstockError | None:
+        """A batch (a DamagedData) that the disk gave back wrong when the log was opened or cut (loop).
+
+        Its transaction may count as open for good, and no reader of decided records would ever come by: who has this
+        log has to act on it as on a read that failed.
+        """
+        return self._data.damage
 
     @property
     def producer_count(self) -> int:

@@ -2,6 +2,9 @@
 
 A snapshot, then the batches after it: at open and after a cut. What the batches say of aborted transactions is what the
 aborted indexes of the segments that were gone through must have.
+
+A batch that the disk gives back wrong can't be replayed. It may have ended a transaction, which then counts as open for
+good: no reader of decided records would ever come by the damage. So the replay tells it (`ProducerReplay.damage`).
 """
 
 from __future__ import annotations
@@ -9,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock_core.errors import PenstockError
-from penstock_kafka.records.batch import BatchInfo, Buffer, is_crc_valid
+from penstock_kafka.records.batch import NO_SEQUENCE, BatchInfo, Buffer, is_crc_valid
 from penstock_kafka.records.markers import Marker, read_marker
 from penstock_storage_node.log import aborted_index
 from penstock_storage_node.log.aborted_index import DamagedIndex, Rows
 from penstock_storage_node.log.fs import FileSystem, read_file, unlink_if_exists
 from penstock_storage_node.log.jobs import create_with, cut_file, sync_file
 from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState
+from penstock_storage_node.log.reading import DamagedData
 from penstock_storage_node.log.segment import Segment, file_stem, load_aborted, load_head, walk_file
 from penstock_storage_node.log.transactions import AbortedTransaction
 
@@ -65,6 +69,8 @@ class ProducerReplay:
     ) -> None:
         self.aborted: list[AbortedTransaction] = []
         """Of every abort marker that was met, in order."""
+        self.damage: DamagedData | None = None
+        """The first batch that is wrong: what it did to producers and transactions is missing."""
         self._fs = fs
         self._directory = directory
         self._segments = segments
@@ -122,11 +128,62 @@ class ProducerReplay:
 
     def _replay(self, producers: ProducerState, from_offset: int, before_base: int) -> None:
         segments = [segment for segment in self._segments if segment.base_offset < before_base]
-        for info, view in batches_from(self._fs, segments, from_offset):
-            if info.producer_id >= 0 and is_crc_valid(view):  # a damaged one will be seen when it is read
+        ends = [segment.base_offset for segment in segments[1:]] + [self._end_offset]
+        for segment, end in zip(segments, ends, strict=True):
+            if end <= from_offset and segment is not segments[-1]:
+                continue
+            for info, view in self._right_batches(segment, from_offset, end):
                 aborted = producers.replay(info, self._now_ms, _marker_of(view, info))
                 if aborted is not None:
                     self.aborted.append(aborted)
+
+    def _right_batches(
+        self, segment: Segment, from_offset: int, end_offset: int
+    ) -> Iterator[tuple[BatchInfo, memoryview]]:
+        """Batches of producers from an offset on that are right; takes down where one isn't."""
+        fs = self._fs
+        position = find_position(fs, segment, from_offset) if from_offset > segment.base_offset else 0
+        expected = segment.base_offset
+        for info, view in walk_file(fs, segment.path, position, segment.written):
+            position = info.position + info.size_bytes
+            if not expected <= info.base_offset < info.next_offset <= end_offset:
+                self._note_damage(segment, info.position)
+                continue
+            if info.last_offset >= from_offset and _is_of_producer(info):
+                if not is_crc_valid(view):
+                    self._note_damage(segment, info.position)
+                    continue
+                yield info, view
+            expected = info.next_offset
+        if position < segment.written:
+            self._note_damage(segment, position)
+
+    def all_aborted(self, segments: list[Segment]) -> list[AbortedTransaction]:
+        """Of these segments, the log's last ones: where markers are damaged, what the aborted indexes have of them too.
+
+        An aborted transaction must not pass for a committed one.
+        """
+        if self.damage is None:
+            return self.aborted
+        rows = {row.last_offset: row for row in self.aborted}
+        for segment in segments:
+            if segment.aborted.count:
+                try:
+                    saved = load_aborted(self._fs, segment, NOWHERE)
+                except DamagedIndex:
+                    continue
+                rows.update((row.last_offset, row) for row in saved if row.last_offset < self._end_offset)
+        return [row for _, row in sorted(rows.items())]
+
+    def _note_damage(self, segment: Segment, position: int) -> None:
+        if self.damage is None:
+            self.damage = DamagedData(segment, position)
+
+
+def _is_of_producer(info: BatchInfo) -> bool:
+    """Whether any field says that a producer with an id wrote it: no single bit hides that."""
+    is_claimed = info.base_sequence != NO_SEQUENCE or info.is_transactional or info.is_control
+    return info.producer_id >= 0 or is_claimed
 
 
 def _marker_of(view: Buffer, info: BatchInfo) -> Marker | None:
@@ -152,9 +209,14 @@ def aborted_in(
     end_offset: int,
     now_ms: int,
 ) -> Rows:
-    """The entries that a segment's aborted index must have, from the batches themselves (disk pool)."""
+    """The entries that a segment's aborted index must have, from the batches themselves (disk pool).
+
+    Raises DamagedData when these are wrong: an aborted transaction must not pass for a committed one.
+    """
     replay = ProducerReplay(fs, directory, segments, end_offset, now_ms)
     replay.run_through(ProducerState(), segment)
+    if replay.damage is not None:
+        raise replay.damage
     return tuple(row for row in replay.aborted if segment.base_offset <= row.last_offset < end_offset)
 
 

@@ -4,7 +4,8 @@ After a clean shutdown the files are trusted: only the batches behind the active
 segment's last index entry are walked (headers), to find the end. Otherwise everything
 from the recovery point on is read: each batch must have the right CRC, follow the one
 before without a gap and carry no older epoch; at the first that doesn't, all later
-segments are deleted and the file is cut. Then indexes, epochs and producer state
+segments are deleted and the file is cut. (The walk begins a little below the recovery point.
+What is wrong there, with others behind it, stays and is told: see the end.) Then indexes, epochs and producer state
 are brought in line, and everything scanned is flushed, so that the log's end counts as
 flushed. (Kafka: LogLoader, LogSegment.recover; the check for gaps is ours.)
 
@@ -14,9 +15,12 @@ in the middle leaves the same work to do again and never a hole.
 Base offset and epoch of a batch lie outside its CRC: a torn write there shows as a gap
 or as a step back of the epoch.
 
-Below the recovery point nobody looks, unless a read found damage there and said so
+Below the recovery point nobody looks, unless damage was found there and somebody said so
 (`mark_damaged`): then everything from that segment on is read, whatever kind of stop it
-was. A log that ends below its recovery point afterwards lacks what it had promised.
+was. A log that ends below its recovery point afterwards lacks what it had promised. What
+producers are replayed from is looked at all the same, and so is what a scan has to walk
+through on its way to the recovery point. Damage there is told (`Recovered.damage`); nothing
+is cut for it, as this may be the only copy.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from collections.abc import Iterator
 from penstock_core.config.topic import TopicConfig
 from penstock_core.errors import PenstockError
 from penstock_core.failpoints import hit
-from penstock_kafka.records.batch import HEADER_BYTES, BatchInfo, is_crc_valid, read_header
+from penstock_kafka.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchInfo, is_crc_valid, read_header
 from penstock_storage_node.log.aborted_index import ENTRY_BYTES, AbortedIndex
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, decode_epochs, encode_epochs
 from penstock_storage_node.log.compaction.swap import complete_swaps
@@ -60,6 +64,7 @@ from penstock_storage_node.log.producer_replay import (
     save_aborted,
 )
 from penstock_storage_node.log.producer_state import ProducerState
+from penstock_storage_node.log.reading import DamagedData
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,
     Segment,
@@ -101,7 +106,7 @@ def recover(
             first_segment(fs, directory, log_start_offset, now_ms, sync=log_start_offset + flush_point > 0)
         ]
     must_scan = not checkpointed.is_clean or scan_from < flush_point
-    end_offset = -1
+    end_offset, damage = -1, None
     if not must_scan:
         end_offset = _trust_last(fs, segments[-1], settings)
         must_scan = end_offset < 0
@@ -110,7 +115,7 @@ def recover(
         may_have_gaps = checkpointed.may_have_gaps
         scan = _Scan(fs, directory, settings, epochs, flush_point, scan_from, may_have_gaps=may_have_gaps)
         segments, end_offset = scan.run(segments)
-        made_anew = min(made_anew, scan.first_base)
+        made_anew, damage = min(made_anew, scan.first_base), scan.damage
         unlink_if_exists(fs, f"{directory}/{DAMAGED_MARKER}")
         hit("log.recovery.after_scan")
     if epochs is None:
@@ -128,7 +133,8 @@ def recover(
     made_anew = min(made_anew, first_damaged(fs, segments, end_offset))
     replay = ProducerReplay(fs, directory, segments, end_offset, idle_now_ms)
     replay.run(producers, high_watermark=checkpointed.high_watermark, from_segment=made_anew)
-    if save_aborted(fs, [s for s in segments if s.base_offset >= made_anew], replay.aborted):
+    anew = [segment for segment in segments if segment.base_offset >= made_anew]
+    if save_aborted(fs, anew, replay.all_aborted(anew)):
         fs.sync_directory(directory)
     segments[-1].aborted.adopt(load_aborted(fs, segments[-1], end_offset))
     is_marked = fs.exists(f"{directory}/{UNFLUSHED_MARKER}")
@@ -142,6 +148,7 @@ def recover(
         flush_point=flush_point,
         is_marked=is_marked,
         may_lack_acked=is_marked and not checkpointed.is_clean,
+        damage=min(filter(None, (damage, replay.damage)), key=lambda found: found.base_offset, default=None),
     )
 
 
@@ -407,6 +414,9 @@ class _Scan:
         self._may_have_gaps = may_have_gaps or settings.is_compacted
         self.first_base = NOWHERE
         """Of the first segment that was read."""
+        self.damage: DamagedData | None = None
+        """The first batch that was flushed, is wrong now, and has others behind it, which a cut would take too."""
+        self._kept_below = min(recovery_point, scan_from)
         self._next_base: int | None = None
         self._expected = 0
         self._epoch = -1
@@ -469,7 +479,8 @@ class _Scan:
             starts_at_entry = count > 0 and info.position == entry.position
             if starts_at_entry:
                 self._expected = info.base_offset
-            if not self._is_good(info, view, self._next_base if after is None else after.base_offset):
+            is_good = self._is_good(info, view, self._next_base if after is None else after.base_offset)
+            if not is_good and not self._is_kept(segment, info, after):
                 return
             if info.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
                 return
@@ -477,11 +488,23 @@ class _Scan:
                 segment.size += info.size_bytes
                 segment.bytes_since_index = info.size_bytes
             else:
+                timestamp = info.max_timestamp if is_good else NO_TIMESTAMP
                 segment.note(
-                    info.last_offset, info.size_bytes, info.max_timestamp, self._settings.index_interval_bytes
+                    info.last_offset, info.size_bytes, timestamp, self._settings.index_interval_bytes
                 )
             self._note_epoch(info)
             self._expected, self._epoch = info.next_offset, info.leader_epoch
+
+    def _is_kept(self, segment: Segment, info: BatchInfo, after: BatchInfo | None) -> bool:
+        """Whether a batch that isn't good stays: no crash tears what was flushed, so the disk forgot a bit of it."""
+        is_whole = info.base_offset == self._expected and info.leader_epoch >= self._epoch
+        is_followed = after is not None and after.base_offset == info.next_offset
+        if not (is_whole and is_followed and info.next_offset <= self._kept_below):
+            return False
+        if self.damage is None:
+            segment.found_bytes = segment.written
+            self.damage = DamagedData(segment, info.position)
+        return True
 
     def _is_good(self, info: BatchInfo, view: memoryview, next_base: int | None) -> bool:
         if info.base_offset != self._expected and not (

@@ -112,6 +112,8 @@ class Recovered:
     """The unflushed marker is there (see `jobs`)."""
     may_lack_acked: bool = False
     """It was there after a stop that wasn't clean."""
+    damage: PenstockError | None = None
+    """See `LogData.damage`."""
 
 
 class LogData:
@@ -121,6 +123,7 @@ class LogData:
         "_heads",
         "clock_ms",
         "cut_count",
+        "damage",
         "directory",
         "end",
         "epochs",
@@ -164,6 +167,9 @@ class LogData:
         """Oldest first, at least one; the last is the active one."""
         self.epochs: LeaderEpochs = recovered.epochs
         self.producers: ProducerState = recovered.producers
+        self.damage = recovered.damage
+        """A batch (a DamagedData) that the disk gave back wrong when the log was opened or cut. Where `producers` lack
+        it, its transaction may count as open for good; no snapshot is made then, so that the next start sees it too."""
         self.start = recovered.log_start_offset
         """First offset that may be read."""
         self.end = self.written = self.flushed = recovered.log_end_offset
@@ -449,7 +455,8 @@ class LogData:
         old.close_time_index()
         old.closed_ms = now_ms
         segment = Segment(self.directory, self.end, self._heads, now_ms)
-        self.snapshots[segment.base_offset] = self.producers.encode_snapshot()
+        if self.damage is None:
+            self.snapshots[segment.base_offset] = self.producers.encode_snapshot()
         self.segments = (*self.segments, segment)
         return segment
 

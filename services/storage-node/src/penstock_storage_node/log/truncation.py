@@ -99,7 +99,8 @@ class LogTruncation:
         # Those that the replay does not come by are remembered, whatever the high watermark is.
         replay.run(data.producers, high_watermark=end_offset, from_segment=kept[-1].base_offset)
         data.producers.transactions.put_back(ended)
-        save_aborted(fs, kept[-1:], replay.aborted)
+        data.damage = replay.damage
+        save_aborted(fs, kept[-1:], replay.all_aborted(kept[-1:]))
         fs.sync_directory(data.directory)
         data.cut_count += 1
         data.state = LogState.OK
@@ -127,6 +128,7 @@ class LogTruncation:
             data.epochs.clear()
             recovery.save_epochs(fs, data.directory, data.epochs)
             data.producers.clear()
+            data.damage = None
             remove_snapshots(fs, data.directory)
             fs.sync_directory(data.directory)
             segment = recovery.first_segment(fs, data.directory, offset, self._ports.clock_ms())

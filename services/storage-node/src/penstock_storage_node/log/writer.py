@@ -232,7 +232,7 @@ class LogWriter:
         save_indexes(fs, last, last.offset_index.count, last.time_index.count)
         for segment in (*(s for s in data.unflushed if s is not last), last):
             sync_segment(fs, segment, indexes=True)
-        if data.end > data.segments[0].base_offset:
+        if data.end > data.segments[0].base_offset and data.damage is None:
             path = f"{data.directory}/{file_stem(data.end)}.snapshot"
             create_with(fs, path, data.producers.encode_snapshot(), sync=True)
         recovery.save_epochs(fs, data.directory, data.epochs)

@@ -347,6 +347,12 @@ class Partition:
 
     # -- reading ------------------------------------------------------------------
 
+    def tell_damage(self) -> None:
+        """What opening or cutting the log has met counts as if a read had; whenever it may be time to act on it."""
+        damage = self.log.damage
+        if damage is not None and not self.access.is_closed:
+            self._ports.failures.read_failed(self, damage)
+
     def read(
         self, offset: int, max_bytes: int, upper_offset: int, *, min_one: bool = True
     ) -> ReadData | ReadJob:

@@ -70,6 +70,10 @@ class Roles:
 
     def assign(self, partition: Partition, state: PartitionImage) -> None:
         """Take the role that the metadata give `partition`."""
+        self._take(partition, state)
+        partition.tell_damage()  # others may be in sync by now
+
+    def _take(self, partition: Partition, state: PartitionImage) -> None:
         replica = partition.replica
         change = replica.plan(state, self._clock_ms())
         if change is Change.NONE:
@@ -202,5 +206,6 @@ class Roles:
                     to_offset=log.log_end_offset,
                 )
             self.followers.reopen(partition, pause=False)
+            partition.tell_damage()
 
         partition.exclusive(run).add_done_callback(done)
