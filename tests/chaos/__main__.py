@@ -16,9 +16,10 @@ from pathlib import Path
 
 import chaos.scenarios  # noqa: F401 - registers them
 from chaos.report import one_line, table
-from chaos.run import Phases, Result
+from chaos.run import Result
 from chaos.runner import as_json, run_all
 from chaos.scenario import SCENARIOS, Scenario
+from chaos.scene import Phases
 
 SHORT = ("leader-kill", "leader-stop", "everything-kill", "leader-isolated", "transactions-leader-kill")
 SHORT_SECONDS = 3.0

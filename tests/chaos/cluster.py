@@ -63,6 +63,8 @@ class Needs:
     settings: tuple[tuple[str, str, str], ...] = ()
     """(role, key, value)."""
     nodes: int = 3
+    late: tuple[str, ...] = ()
+    """Processes that are not there from the beginning: each joins when it is told to."""
 
 
 class Cluster:
@@ -89,9 +91,10 @@ class Cluster:
         )
         avoid = plan.reserved_ports(base_port)
         self.state = plan.plan_cluster(spec, lambda count: ports.choose_free(count, avoid))
-        self.names = [member.name for member in self.state.members]
-        """All that are to be there: not those that were let go."""
-        self.network = Network(list(self.names), janitor) if needs.network else None
+        every = [member.name for member in self.state.members]
+        self.names = [name for name in every if name not in needs.late]
+        """All that are to be there: not those that were let go, or have yet to join."""
+        self.network = Network(every, janitor) if needs.network else None
         self._shim: Shim | None = None
         self._connector = PLAINTEXT
         self._owner_of_port = {
@@ -289,6 +292,12 @@ class Cluster:
             return bool(answer.new_directory_id)
 
         wait_for(ask, f"{name} admitted", READY_TIMEOUT_S)
+
+    def join(self, name: str) -> None:
+        """One of those that were to come late is started, and expected from now on."""
+        assert name not in self.names, name
+        self.names.append(name)
+        self.start(name)
 
     def let_go(self, name: str, timeout_s: float = END_TIMEOUT_S) -> str:
         """Wait until a node that was taken out has ended by itself; from then on nobody expects it. Its last words."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -195,9 +195,17 @@ class Reader:
     """One consumer that polls from the first offset on. `pause_s` between polls makes it slow."""
 
     def __init__(
-        self, process: int, clients: Mapping[str, str], topic: str, partitions: int, pause_s: float = 0
+        self,
+        process: int,
+        clients: Mapping[str, str],
+        topic: str,
+        partitions: int,
+        pause_s: float = 0,
+        parse: Callable[[bytes | None], int] = number_of,
     ) -> None:
+        """`parse` tells the number of a value, UNREADABLE if nobody can have sent it."""
         self.process = process
+        self._parse = parse
         self.polls = Polls()
         self.errors: list[str] = []
         self._topic = topic
@@ -302,5 +310,5 @@ class Reader:
             partition, offset = partition_of(message), message.offset()
             assert offset is not None
             last[partition] = offset
-            self.polls.add(self.process, self._op, 0, partition, offset, number_of(message.value()))
+            self.polls.add(self.process, self._op, 0, partition, offset, self._parse(message.value()))
         return last

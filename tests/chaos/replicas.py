@@ -8,7 +8,7 @@ that ends within one, counts as one UNREADABLE record at its base offset.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from chaos.history import UNREADABLE, Polls
@@ -23,16 +23,29 @@ CRC_START = 21
 CONTROL_BIT = 0x20
 
 
-def read_replica(data_dir: Path, process: int, topic: str, partitions: Iterable[int]) -> Polls:
-    """Every record of these partitions on this disk, as polls of `process`."""
+def read_replica(
+    data_dir: Path,
+    process: int,
+    topic: str,
+    partitions: Iterable[int],
+    parse: Callable[[bytes | None], int] = number_of,
+) -> Polls:
+    """Every record of these partitions on this disk, as polls of `process`. `parse` tells the number of a value."""
     polls = Polls()
     for partition in partitions:
         for op, file in enumerate(sorted((data_dir / f"{topic}-{partition}").glob("*.log"))):
-            _read_segment(file.read_bytes(), polls, process, op, partition)
+            _read_segment(file.read_bytes(), polls, process, op, partition, parse)
     return polls
 
 
-def _read_segment(data: bytes, polls: Polls, process: int, op: int, partition: int) -> None:
+def _read_segment(
+    data: bytes,
+    polls: Polls,
+    process: int,
+    op: int,
+    partition: int,
+    parse: Callable[[bytes | None], int],
+) -> None:
     position = 0
     while position + HEADER_BYTES <= len(data):
         base_offset, length = struct.unpack_from(">qi", data, position)
@@ -52,6 +65,6 @@ def _read_segment(data: bytes, polls: Polls, process: int, op: int, partition: i
             continue
         try:
             for record in read_records(batch):
-                polls.add(process, op, 0, partition, record.offset, number_of(record.value))
+                polls.add(process, op, 0, partition, record.offset, parse(record.value))
         except PenstockError:
             polls.add(process, op, 0, partition, base_offset, UNREADABLE)

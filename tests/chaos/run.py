@@ -14,45 +14,28 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from chaos.checker import ALLOWED, Verdict, check
 from chaos.cluster import Cluster
 from chaos.history import History, Polls
 from chaos.load import Reader, Sender
 from chaos.replicas import read_replica
+from chaos.scene import ASSIGNMENT, Phases, Scene
 from chaos.transactional_part import TOPIC as TRANSACTIONAL_TOPIC
 from chaos.transactional_part import TransactionalPart
-from support.kafka import CALL_TIMEOUT_S, Ledger, client_config
+from support.kafka import Ledger
 from support.waiting import wait_for
 
 TOPIC = "chaos"
-ASSIGNMENT = ([1, 2, 3], [1, 3, 2], [2, 1, 3], [2, 3, 1], [1, 2, 3], [1, 3, 2])
-"""node-1 leads most partitions, node-3 none: a leader and a follower to be hit."""
 RATE_PER_S = 300.0
 ACKS_PER_S_MIN = 100.0
 SERVED_TIMEOUT_S = 120.0
-IN_SYNC_TIMEOUT_S = 150.0
-ANSWER_TIMEOUT_S = 60.0
-"""For the client to tell the end of a call, which has its own deadline."""
 GATEWAY_SENDER, DIRECT_SENDER, GATEWAY_READER, DIRECT_READER, FINAL_GATEWAY, FINAL_DIRECT = range(1, 7)
 REPLICA_PROCESS = 100
-
-
-@dataclass(frozen=True)
-class Phases:
-    """Seconds of load before the fault, with it, and after the heal."""
-
-    before_s: float = 20.0
-    during_s: float = 20.0
-    after_s: float = 20.0
 
 
 @dataclass
@@ -81,29 +64,19 @@ class Result:
         return self.status in ("ok", "skipped")
 
 
-class Run:
-    """What a scenario is given: the cluster, who leads, and the marks in time that it must set."""
+class Run(Scene):
+    """What a scenario is given: the cluster, who leads, and the marks in time that it must set; and the load."""
 
     def __init__(
         self, cluster: Cluster, phases: Phases, dice: random.Random, *, is_transactional: bool = False
     ) -> None:
-        self.cluster = cluster
-        self.phases = phases
-        self.dice = dice
-        self.notes: list[str] = []
-        self.fault_s: float | None = None
-        self.struck_s: float | None = None
-        self.heal_s: float | None = None
-        self.asked_topics: list[str] = []
-        self.acked_topics: list[str] = []
+        super().__init__(cluster, phases, dice, [TOPIC])
         self.others = History()
         """What clients did that a scenario brought along."""
         self.ballast: Ledger | None = None
         """What a scenario wrote to a topic of its own."""
         through, straight = cluster.clients("kafka"), cluster.clients("direct")
-        self._admin = AdminClient(client_config(through["bootstrap.servers"], **through))
-        self._topics = [TOPIC]
-        self._create_topic(TOPIC)
+        self.create_topic(TOPIC)
         partitions = len(ASSIGNMENT)
         self.sender = Sender(GATEWAY_SENDER, through, TOPIC, partitions, RATE_PER_S)
         self.direct_sender = Sender(DIRECT_SENDER, straight, TOPIC, partitions, RATE_PER_S / 2)
@@ -111,58 +84,9 @@ class Run:
         self.direct_reader = Reader(DIRECT_READER, straight, TOPIC, partitions)
         self.transactions: TransactionalPart | None = None
         if is_transactional:
-            self._create_topic(TRANSACTIONAL_TOPIC)
-            self._topics.append(TRANSACTIONAL_TOPIC)
+            self.create_topic(TRANSACTIONAL_TOPIC)
+            self.topics.append(TRANSACTIONAL_TOPIC)
             self.transactions = TransactionalPart(cluster, partitions)
-
-    # --- for scenarios -----------------------------------------------------------
-
-    def leader(self) -> str:
-        """The node that leads most partitions."""
-        return self._nodes_by_leaderships()[0]
-
-    def follower(self) -> str:
-        """The node that leads fewest partitions."""
-        return self._nodes_by_leaderships()[-1]
-
-    def controller_leader(self) -> str:
-        return self.cluster.active_controller()
-
-    def controller_follower(self) -> str:
-        active = self.cluster.active_controller()
-        return next(name for name in self.cluster.controllers if name != active)
-
-    def fault(self) -> None:
-        """The fault begins now: victims are known and nothing is left to be asked."""
-        self.fault_s = time.monotonic()
-        self.struck_s = None
-
-    def hold(self, share: float = 1.0) -> None:
-        """Let the fault last for this share of its time."""
-        if self.struck_s is None:
-            self.struck_s = time.monotonic()
-        # The length of a fault is the fault itself, not a wait for something.
-        time.sleep(self.phases.during_s * share)
-
-    def heal(self) -> None:
-        """The last fault ends now: what follows is recovery."""
-        self.heal_s = time.monotonic()
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def in_sync(self) -> bool:
-        """Whether every replica of every partition is in sync."""
-        found = [self._partitions(topic) for topic in self._topics]
-        return all(found) and all(sorted(p.isrs) == sorted(p.replicas) for parts in found for p in parts)
-
-    def placed(self, topic: str = TOPIC) -> dict[int, list[int]]:
-        """The replicas of each partition."""
-        parts = wait_for(lambda: self._partitions(topic), "metadata")
-        return {part.id: list(part.replicas) for part in parts}
-
-    def wait_in_sync(self, timeout_s: float = IN_SYNC_TIMEOUT_S) -> None:
-        wait_for(self.in_sync, "every replica in sync", timeout_s)
 
     def wait_for_acks(self, more: int = 100, timeout_s: float = SERVED_TIMEOUT_S) -> None:
         goal = self.sender.acked_count + more
@@ -187,67 +111,6 @@ class Run:
         """End the load, and wait for all its answers."""
         for client in self.clients():
             client.finish()
-
-    def change_metadata(self) -> bool:
-        """Create one more topic; whether that was acknowledged. What was must be there at the end."""
-        name = f"metadata-{len(self.asked_topics)}"
-        self.asked_topics.append(name)
-        new = NewTopic(name, num_partitions=1)
-        try:
-            self._admin.create_topics(
-                [new], operation_timeout=CALL_TIMEOUT_S, request_timeout=CALL_TIMEOUT_S
-            )[name].result(ANSWER_TIMEOUT_S)
-        except (KafkaException, TimeoutError) as error:
-            code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
-            # A call that is repeated across an election may find its own doing.
-            if code == KafkaError.TOPIC_ALREADY_EXISTS:
-                return True
-            self.note(f"topic {name} refused: {error}")
-            return False
-        self.acked_topics.append(name)
-        return True
-
-    def lost_topics(self) -> list[str]:
-        """Topics that were acknowledged and are not there, as far as anybody answers."""
-        there: Collection[str] = ()
-        with suppress(KafkaException):
-            there = self._admin.list_topics(timeout=CALL_TIMEOUT_S).topics
-        return [name for name in self.acked_topics if name not in there]
-
-    # --- inside ------------------------------------------------------------------
-
-    def _create_topic(self, name: str) -> None:
-        new = NewTopic(
-            name,
-            num_partitions=len(ASSIGNMENT),
-            replica_assignment=[list(one) for one in ASSIGNMENT],
-            config={"min.insync.replicas": "2", "retention.ms": "-1"},
-        )
-
-        def created() -> bool:
-            made = self._admin.create_topics([new], operation_timeout=CALL_TIMEOUT_S)[name]
-            try:
-                made.result(ANSWER_TIMEOUT_S)
-            except KafkaException as error:
-                # A node on a busy machine may be fenced for a moment, and no replica may be put there then.
-                self.note(f"topic {name} refused: {error}")
-                return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)
-            return True
-
-        wait_for(created, f"topic {name}")
-        self.wait_in_sync()
-
-    def _partitions(self, topic: str = TOPIC) -> list[Any]:
-        with suppress(KafkaException):
-            found = self._admin.list_topics(topic, timeout=CALL_TIMEOUT_S).topics[topic]
-            if found.error is None:
-                return list(found.partitions.values())
-        return []
-
-    def _nodes_by_leaderships(self) -> list[str]:
-        parts = wait_for(self._partitions, "metadata")
-        leads = Counter(self.cluster.node_name(p.leader) for p in parts if p.leader > 0)
-        return sorted(self.cluster.nodes, key=lambda name: -leads[name])
 
 
 def carry_out(run: Run, inject: Any, result: Result) -> None:
@@ -325,7 +188,7 @@ def judge(run: Run, result: Result) -> Verdict:
         verdict.take(_judge_transactions(run, run.transactions, placed_transactions))
     result.lost, result.duplicated = verdict.lost, verdict.duplicated
     result.anomalies = {str(kind): found.count for kind, found in verdict.found.items()}
-    _compare_replicas(placed, {cluster.state.member(name).id: polls for name, polls in replicas.items()})
+    compare_replicas(placed, {cluster.state.member(name).id: polls for name, polls in replicas.items()})
     if run.transactions is not None:
         assert not run.transactions.fatal(), f"fatal errors of producers: {run.transactions.fatal()}"
     return verdict
@@ -339,7 +202,7 @@ def _judge_transactions(run: Run, part: TransactionalPart, placed: Mapping[int, 
         held = [partition for partition, nodes in placed.items() if node_id in nodes]
         data = run.cluster.data_dir(name)
         on_disk[node_id] = read_replica(data, REPLICA_PROCESS + node_id, TRANSACTIONAL_TOPIC, held)
-    _compare_replicas(placed, on_disk)
+    compare_replicas(placed, on_disk)
     verdict = part.judge(on_disk.values())
     allowed = {str(kind): found.count for kind, found in verdict.found.items() if kind in ALLOWED}
     run.note(f"{part.figures()}; counted and allowed: {allowed}")
@@ -362,7 +225,7 @@ def _wait_until_changed(run: Run, when: str) -> None:
     wait_for(run.change_metadata, f"a metadata change {when}", SERVED_TIMEOUT_S)
 
 
-def _compare_replicas(placed: Mapping[int, Sequence[int]], replicas: Mapping[int, Polls]) -> None:
+def compare_replicas(placed: Mapping[int, Sequence[int]], replicas: Mapping[int, Polls]) -> None:
     """All in sync, the load ended, the nodes stopped cleanly: the same places are filled on each partition's nodes."""
     filled: dict[tuple[int, int], set[int]] = defaultdict(set)
     for node_id, polls in replicas.items():

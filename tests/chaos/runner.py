@@ -14,8 +14,9 @@ from pathlib import Path
 
 from chaos.cluster import Cluster
 from chaos.janitor import Janitor
-from chaos.run import ACKS_PER_S_MIN, Phases, Result, Run, carry_out, judge
+from chaos.run import ACKS_PER_S_MIN, Result, Run, carry_out, judge
 from chaos.scenario import Scenario
+from chaos.scene import Phases
 
 NOTE_CHARS_MAX = 400
 

@@ -21,9 +21,10 @@ from chaos.load import Sender, number_of, value_of
 from chaos.network import HOST, Network
 from chaos.replicas import read_replica
 from chaos.report import one_line, table
-from chaos.run import ASSIGNMENT, TOPIC, Result
+from chaos.run import TOPIC, Result
 from chaos.scenario import SCENARIOS
 from chaos.scenarios import operations
+from chaos.scene import ASSIGNMENT
 from penstock.local.processes import ProcessState, identity, process_state
 from penstock_kafka.records.batch import stamp
 from penstock_kafka.records.build import NewRecord, build_batch

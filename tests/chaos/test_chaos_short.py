@@ -14,9 +14,9 @@ import pytest
 import chaos.scenarios
 from chaos.__main__ import SHORT, SHORT_SECONDS
 from chaos.report import one_line
-from chaos.run import Phases
 from chaos.runner import run_scenario
 from chaos.scenario import SCENARIOS
+from chaos.scene import Phases
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600)]
 

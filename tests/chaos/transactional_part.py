@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 
-from confluent_kafka import ElectionType, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, PartitionMetadata
+from confluent_kafka.admin import AdminClient
 
 from chaos.checker import Verdict
 from chaos.cluster import Cluster
+from chaos.coordinators import Coordinators
 from chaos.history import Polls, Status, TransactionalHistory
 from chaos.load import Reader
 from chaos.transaction_checker import check_transactions
 from chaos.transactional_load import TransactionalClient
-from penstock.cli import wire
-from penstock.cli.kafka import Bootstrap
-from penstock.errors import CommandError
 from penstock_core.topics import TRANSACTIONS_TOPIC
 from penstock_kafka.wire.groups import transaction_partition
-from support.kafka import CALL_TIMEOUT_S, client_config
+from support.kafka import client_config
 from support.transactions import is_decided
 from support.waiting import wait_for
 
@@ -48,7 +44,8 @@ class TransactionalPart:
     def __init__(self, cluster: Cluster, partitions: int) -> None:
         self._cluster = cluster
         self._partitions = partitions
-        self._admin = AdminClient(client_config(cluster.bootstrap(), **cluster.clients()))
+        admin = AdminClient(client_config(cluster.bootstrap(), **cluster.clients()))
+        self._coordinators = Coordinators(cluster, admin)
         self.history = TransactionalHistory()
         self.clients = [
             TransactionalClient(
@@ -85,9 +82,10 @@ class TransactionalPart:
 
     def move_coordinators(self) -> int:
         """Each transactional id gets another coordinator; how many partitions of `__transaction_state` moved."""
-        ours = {transaction_partition(one.name, len(self._states())) for one in self.clients}
+        count = len(self._coordinators.partitions(TRANSACTIONS_TOPIC))
+        ours = {transaction_partition(one.name, count) for one in self.clients}
         for partition in sorted(ours):
-            self._move(partition)
+            self._coordinators.move(TRANSACTIONS_TOPIC, partition)
         return len(ours)
 
     def read_back(self) -> None:
@@ -148,40 +146,3 @@ class TransactionalPart:
         reader = self._reader(process, use, **{"isolation.level": isolation, "enable.partition.eof": "true"})
         reader.read_until_told()
         return reader.polls
-
-    def _states(self) -> dict[int, PartitionMetadata]:
-        """Partitions of `__transaction_state`."""
-
-        def found() -> dict[int, PartitionMetadata]:
-            with suppress(KafkaException):
-                topic = self._admin.list_topics(TRANSACTIONS_TOPIC, timeout=CALL_TIMEOUT_S).topics[
-                    TRANSACTIONS_TOPIC
-                ]
-                if topic.error is None:
-                    return dict(topic.partitions)
-            return {}
-
-        return wait_for(found, f"metadata of {TRANSACTIONS_TOPIC}")
-
-    def _move(self, partition: int) -> None:
-        """To the next of its replicas, which becomes the preferred one."""
-        before = self._states()[partition]
-        others = [node for node in before.replicas if node != before.leader]
-        order = [*others, *(node for node in before.replicas if node == before.leader)]
-        place = TopicPartition(TRANSACTIONS_TOPIC, partition)
-
-        def asked() -> bool:
-            with suppress(CommandError):
-                bootstrap = Bootstrap(self._cluster.bootstrap())
-                return not wire.alter_reassignments(bootstrap, {(TRANSACTIONS_TOPIC, partition): order})
-            return False
-
-        def moved() -> bool:
-            if self._states()[partition].leader == order[0]:
-                return True
-            with suppress(KafkaException):
-                self._admin.elect_leaders(ElectionType.PREFERRED, [place]).result(CALL_TIMEOUT_S)
-            return False
-
-        wait_for(asked, f"{TRANSACTIONS_TOPIC}-{partition} gets another order of replicas")
-        wait_for(moved, f"node-{order[0]} leads {TRANSACTIONS_TOPIC}-{partition}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from chaos.load import Reader, Sender
-from chaos.run import ASSIGNMENT, TOPIC, Run
+from chaos.run import TOPIC, Run
 from chaos.scenario import scenario
+from chaos.scene import ASSIGNMENT
 
 SLOW_POLL_S = 2.0
 FLOOD_PER_S = 5_000.0

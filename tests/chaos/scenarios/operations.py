@@ -20,8 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from chaos.cluster import Needs
 from chaos.operations import COMMAND_TIMEOUT_S, Commands, Json, Operation, Restarter, running_nodes
-from chaos.run import ASSIGNMENT, TOPIC, Run
+from chaos.run import TOPIC, Run
 from chaos.scenario import scenario
+from chaos.scene import ASSIGNMENT
 from penstock_controller.state.operations.engine.window import LIMITS
 from support.kafka import CALL_TIMEOUT_S, check_nothing_lost, client_config, produce, read_all
 from support.waiting import wait_for
