@@ -1,4 +1,4 @@
-"""Who coordinates what, and having it moved: coordinators are the leaders of partitions of topics of the cluster's own."""
+"""Who coordinates what, and having it moved: coordinators lead partitions of topics of the cluster's own."""
 
 from __future__ import annotations
 
