@@ -112,6 +112,10 @@ bench-spark: setup ## Spark's source beside Spark's Kafka connector on Kafka 4.3
 chaos: setup ## every way to hurt a cluster of real processes, and what it lost: nothing (root; CHAOS="--help")
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
+.PHONY: bank
+bank: setup ## a bank's money moved by two clients while everything is hurt: ROUNDS=20 SEED=n ONLY="fault names" (root, gcc, iptables, java, mvn; BANK="--help")
+	PYTHONPATH=tests $(BIN)/python -m chaos.bank $(ROUNDS_AND_SEED) $(if $(ONLY),--only $(ONLY)) $(BANK)
+
 .PHONY: failpoints kill-all power-cut
 CRASH := PYTHONPATH=tests $(BIN)/python -m crash
 ROUNDS ?=
@@ -165,8 +169,8 @@ quotas: setup ## quotas with stock clients, on one gateway and on three, those o
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -s
 
 .PHONY: transactions-test
-transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed; a bank (java, mvn)
-	PENSTOCK_TRANSACTIONS=1 $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_offsets_in_transactions.py tests/cluster/test_bank_transfer.py -s
+transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed (java, mvn)
+	PENSTOCK_TRANSACTIONS=1 $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_offsets_in_transactions.py -s
 
 .PHONY: spark-jobs-test
 spark-jobs-test: setup ## jobs that are killed at random end equal to their topic; a replay's rate; a standalone Spark (java)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaos.bank.faults import FAULTS, missing
+from chaos.bank.faults import FAULTS
 from chaos.bank.report import lines_of, table
 from chaos.bank.round import HOLD_S, PROTOCOLS, RATE_PER_S, Plan, Result, run_round, totals
 from support.java import missing_java
@@ -36,14 +36,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in options.only if name not in FAULTS]:
         sys.stderr.write(f"no fault is named {unknown[0]!r}; --list shows them\n")
         return 2
-    if why := missing() or missing_java():
-        sys.stderr.write(f"the bank cannot be hurt here: {why}\n")
+    if why := missing_java():
+        sys.stderr.write(f"half of the members cannot run here: {why}\n")
+        return 2
+    left_out = {name: why for name, fault in FAULTS.items() if (why := fault.missing())}
+    if unable := [name for name in options.only if name in left_out]:
+        sys.stderr.write(f"{unable[0]}: {left_out[unable[0]]}\n")
         return 2
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     parent = options.dir or Path(tempfile.mkdtemp(prefix="penstock-bank-"))
     parent.mkdir(parents=True, exist_ok=True)
-    plan = Plan(tuple(options.only) or tuple(FAULTS), HOLD_S, options.rate, options.protocol or "")
+    faults = tuple(options.only) or tuple(name for name in FAULTS if name not in left_out)
+    plan = Plan(faults, HOLD_S, options.rate, options.protocol or "")
     _say(f"seed {seed}, {options.rounds} rounds of {len(plan.faults)} faults, in {parent}")
+    if not options.only:
+        for name, why in left_out.items():
+            _say(f"left out, for this machine cannot do it: {name}: {why}")
     signal.signal(signal.SIGTERM, _interrupt)
     results: list[Result] = []
     for number in range(options.first, options.first + options.rounds):

@@ -33,19 +33,12 @@ MOVES, MOVE_EVERY_S = 3, 5.0
 STOPPED_MORE_S = 3.0
 """So much longer than its transaction may last is a member stopped."""
 REPLICAS = 3
-NEEDS = Needs(
-    network=True,
-    shim=True,
-    small_disk=("node-1",),
-    settings=(
-        ("controller", "transaction_state_log_num_partitions", "4"),
-        ("controller", "offsets_topic_num_partitions", "4"),
-        ("storage-node", "group_initial_rebalance_delay_ms", "0"),
-        ("storage-node", "group_consumer_session_timeout_ms", "10000"),
-        ("storage-node", "group_consumer_heartbeat_interval_ms", "2000"),
-    ),
-    nodes=4,
-    late=(JOINS,),
+SETTINGS = (
+    ("controller", "transaction_state_log_num_partitions", "4"),
+    ("controller", "offsets_topic_num_partitions", "4"),
+    ("storage-node", "group_initial_rebalance_delay_ms", "0"),
+    ("storage-node", "group_consumer_session_timeout_ms", "10000"),
+    ("storage-node", "group_consumer_heartbeat_interval_ms", "2000"),
 )
 
 
@@ -75,16 +68,23 @@ class Fault:
     name: str
     what: str
     inject: Inject
+    scenarios: tuple[str, ...] = ()
+    """One of these, by the dice."""
+
+    def missing(self) -> str:
+        """Why this machine cannot do it; empty when it can."""
+        reasons = [SCENARIOS[name].missing() for name in self.scenarios]
+        return "; ".join(sorted({reason for reason in reasons if reason}))
 
 
-def _by_scenarios(*names: str) -> Inject:
+def _by_scenarios(name: str, what: str, *names: str) -> Fault:
     def inject(scene: BankScene) -> None:
-        name = scene.dice.choice(names)
-        scene.note(name)
+        chosen = scene.dice.choice(names)
+        scene.note(chosen)
         # Scenarios of processes, networks and disks ask for nothing of a Run that a Scene has not.
-        SCENARIOS[name].inject(cast(Run, scene))
+        SCENARIOS[chosen].inject(cast(Run, scene))
 
-    return inject
+    return Fault(name, what, inject, names)
 
 
 def _coordinator_killed(scene: BankScene) -> None:
@@ -172,33 +172,42 @@ def _members_stopped(scene: BankScene) -> None:
 
 JOIN, REASSIGN = "node-joins", "reassignment"
 _ALL = (
-    Fault("leader-kill", "kill -9 of the node that leads most bookings", _by_scenarios("leader-kill")),
+    _by_scenarios("leader-kill", "kill -9 of the node that leads most bookings", "leader-kill"),
     Fault("coordinator-kill", "kill -9 of who coordinates the group or a member's id", _coordinator_killed),
-    Fault("controller-kill", "kill -9 of the active controller", _by_scenarios("controller-leader-kill")),
-    Fault(
+    _by_scenarios("controller-kill", "kill -9 of the active controller", "controller-leader-kill"),
+    _by_scenarios(
         "stop",
         "SIGSTOP of a leader, the active controller or a gateway",
-        _by_scenarios("leader-stop", "controller-leader-stop", "gateway-stop"),
+        *("leader-stop", "controller-leader-stop", "gateway-stop"),
     ),
-    Fault(
+    _by_scenarios(
         "partition",
         "a network that broke",
-        _by_scenarios(
-            *("leader-isolated", "follower-isolated", "leader-deaf", "leader-mute", "non-transitive", "halves"),
-            *("controller-leader-isolated", "leader-without-controllers", "nodes-without-controllers"),
-            *("leader-without-followers", "gateways-without-leader", "gateway-without-leader"),
-        ),
+        *("leader-isolated", "follower-isolated", "leader-deaf", "leader-mute", "non-transitive", "halves"),
+        *("controller-leader-isolated", "leader-without-controllers", "nodes-without-controllers"),
+        *("leader-without-followers", "gateways-without-leader", "gateway-without-leader"),
     ),
-    Fault("slow-disk", "flushes take 200 ms longer", _by_scenarios("leader-slow-flushes", "all-slow-flushes")),
-    Fault("full-disk", "a node's disk has no space left", _by_scenarios("leader-disk-full")),
-    Fault("clock-step", "wall clocks jump", _by_scenarios("leader-clock-jumps", "all-clocks-jump")),
-    Fault("gateway-loss", "a gateway is lost", _by_scenarios("gateway-kill", "gateway-term")),
+    _by_scenarios(
+        "slow-disk",
+        "flushes take 200 ms longer, a node's or everybody's",
+        "leader-slow-flushes",
+        "all-slow-flushes",
+    ),
+    _by_scenarios("full-disk", "a node's disk has no space left", "leader-disk-full"),
+    _by_scenarios(
+        "clock-step", "a node's wall clock jumps, or all do", "leader-clock-jumps", "all-clocks-jump"
+    ),
+    _by_scenarios("gateway-loss", "kill -9 of a gateway, or SIGTERM to it", "gateway-kill", "gateway-term"),
     Fault(JOIN, "a fourth node joins and gets its share", _node_joins),
     Fault(REASSIGN, "everything is moved to nodes by the dice", _reassigned),
     Fault("coordinators-moved", f"all coordinators move every {MOVE_EVERY_S:g} s", _coordinators_moved),
-    Fault("member-kill", "kill -9 of a member of each client", _members_killed),
-    Fault("member-stop", "a member of each client hangs for longer than a transaction may last", _members_stopped),
-)  # fmt: skip
+    Fault(
+        "member-kill", "kill -9 of a member of each client, in the midst of a transaction", _members_killed
+    ),
+    Fault(
+        "member-stop", "a member of each client hangs longer than a transaction may last", _members_stopped
+    ),
+)
 FAULTS = {fault.name: fault for fault in _ALL}
 
 
@@ -212,9 +221,14 @@ def in_order(names: Sequence[str], dice: random.Random) -> list[Fault]:
     return [FAULTS[name] for name in drawn]
 
 
-def missing() -> str:
-    """Why a bank cannot be hurt here; empty when it can."""
-    reasons = [
-        SCENARIOS[name].missing() for name in ("leader-isolated", "leader-disk-full", "all-clocks-jump")
-    ]
-    return "; ".join(reason for reason in reasons if reason)
+def needs_of(faults: Sequence[Fault]) -> Needs:
+    """What their cluster is made of."""
+    needs = [SCENARIOS[name].needs for fault in faults for name in fault.scenarios]
+    return Needs(
+        network=any(one.network for one in needs),
+        shim=any(one.shim for one in needs),
+        small_disk=tuple(sorted({name for one in needs for name in one.small_disk})),
+        settings=SETTINGS,
+        nodes=JOINS_ID,
+        late=(JOINS,),
+    )

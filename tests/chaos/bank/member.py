@@ -47,7 +47,7 @@ VALUES_PER_PROCESS: Final = 10**10
 
 def tell(what: str, **more: Any) -> None:
     """A line, which is the kernel's when this returns."""
-    print(json.dumps({"s": time.monotonic(), "what": what, **more}), flush=True)
+    print(json.dumps({"s": time.monotonic(), "what": what, **more}, separators=(",", ":")), flush=True)
 
 
 def until_done(call: Callable[..., Any], *arguments: Any) -> Any:

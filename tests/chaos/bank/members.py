@@ -157,7 +157,7 @@ class Members:
         wait_for(ready, "every member has its transactional id", READY_TIMEOUT_S)
 
     def kill(self, number: int) -> None:
-        """kill -9, in the midst of a transaction if there is one soon, of which nobody hears. It is dead until `start`."""
+        """kill -9, in the midst of a transaction if there is one soon: nobody hears of it. Dead until `start`."""
         self._await_transaction(number)
         with self._lock:
             self._down.add(number)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.bank.books import BOOKINGS, PARTITIONS, Booking, wrong_in
-from chaos.bank.faults import NEEDS, BankScene, Fault, in_order
+from chaos.bank.faults import BankScene, Fault, in_order, needs_of
 from chaos.bank.members import Members
 from chaos.bank.orders import Books, OrderFlow
 from chaos.checker import ALLOWED, TRANSACTIONAL, Anomaly, Verdict
@@ -290,7 +290,7 @@ def run_round(number: int, seed: int, plan: Plan, parent: Path, say: Say, *, kee
     say(f"round {number}, protocol {result.protocol}: {', '.join(fault.name for fault in faults)}")
     members: Members | None = None
     try:
-        with Janitor() as janitor, Cluster(directory, NEEDS, janitor) as cluster:
+        with Janitor() as janitor, Cluster(directory, needs_of(faults), janitor) as cluster:
             members = Members(cluster, result.protocol, directory / "members", janitor)
             scene = BankScene(cluster, dice, members)
             for topic in scene.topics:
