@@ -26,6 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ HOLD_S = (3.0, 6.0)
 RATE_PER_S = 40.0
 FIRST_ORDERS = 40
 """Done before a fault: the bank is open."""
-DONE_WITHIN_S = 150.0
+DONE_WITHIN_S = 300.0
 LIVE_GATEWAY, LIVE_DIRECT, FIRST_LATER = 1, 2, 10
 REPLICA_PROCESS = 500
 NOTE_CHARS_MAX = 600
@@ -68,6 +69,7 @@ class Plan:
     rate_per_s: float = RATE_PER_S
     protocol: str = ""
     """Of the group; by the dice if empty."""
+    members: int = 8
 
 
 @dataclass
@@ -216,35 +218,34 @@ class Round:
     def _wait_for_bookings(self, more: int) -> None:
         """Until so many more are visible to who comes in by a gateway."""
         goal = len(self._live[0].polls) + more
-        wait_for(
-            lambda: len(self._live[0].polls) >= goal,
-            f"{more} more bookings; {self._troubles()}",
-            DONE_WITHIN_S,
-        )
+        self._await(lambda: len(self._live[0].polls) >= goal, f"{more} more bookings")
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        """Within the deadline; else it is told what members were told last."""
+        try:
+            wait_for(condition, what, DONE_WITHIN_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self._troubles()}") from None
 
     def _pause(self, when: str) -> float:
         """No more orders; all are done within the deadline, and a reader from the start finds them. How long the
         orders took, in s."""
+        self._members.check()
         count = self._orders.pause()
         begun_s = time.monotonic()
         goal = 2 * count
         try:
-            wait_for(lambda: len(self._live[0].polls) >= goal, "all orders", DONE_WITHIN_S)
-        except AssertionError:
+            self._await(lambda: len(self._live[0].polls) >= goal, "all orders")
+        except AssertionError as error:
             # What the reader below says is worth more than that something is missing.
-            self._say(f"  {len(self._live[0].polls)} of {goal} bookings {when}; {self._troubles()}")
+            self._say(f"  {len(self._live[0].polls)} of {goal} bookings {when}: {error}")
         places = (
             (BOOKINGS, PARTITIONS),
             (OFFSETS_TOPIC, len(self._scene.coordinators.partitions(OFFSETS_TOPIC))),
         )
         for topic, partitions in places:
-            wait_for(
-                lambda topic=topic, partitions=partitions: is_decided(  # type: ignore[misc]
-                    self._cluster.bootstrap(), topic, partitions
-                ),
-                f"every last stable offset of {topic} at its watermark {when}; {self._troubles()}",
-                DONE_WITHIN_S,
-            )
+            decided = partial(is_decided, self._cluster.bootstrap(), topic, partitions)
+            self._await(decided, f"every last stable offset of {topic} at its watermark {when}")
         took_s = time.monotonic() - begun_s
         self._read_all("direct" if self._result.reads % 2 else "kafka", when)
         return took_s
@@ -291,7 +292,7 @@ def run_round(number: int, seed: int, plan: Plan, parent: Path, say: Say, *, kee
     members: Members | None = None
     try:
         with Janitor() as janitor, Cluster(directory, needs_of(faults), janitor) as cluster:
-            members = Members(cluster, result.protocol, directory / "members", janitor)
+            members = Members(cluster, result.protocol, directory / "members", janitor, plan.members)
             scene = BankScene(cluster, dice, members)
             for topic in scene.topics:
                 scene.create_topic(topic, PARTITIONS)
