@@ -49,7 +49,7 @@ from support.waiting import wait_for
 
 PROTOCOLS = ("classic", "consumer")
 HOLD_S = (3.0, 6.0)
-RATE_PER_S = 40.0
+RATE_PER_S = 25.0
 FIRST_ORDERS = 40
 """Done before a fault: the bank is open."""
 DONE_WITHIN_S = 300.0
@@ -206,9 +206,9 @@ class Round:
         begun_s, healed_s = scene.fault_s, scene.heal_s
         assert begun_s is not None and healed_s is not None, f"{fault.name} set no marks"
         assert len(self._orders.orders) > before, f"no orders came during {fault.name}"
-        scene.wait_in_sync()
         what = "; ".join(scene.notes[noted:])
         done_in_s = self._pause(f"after {fault.name} ({what})")
+        scene.wait_in_sync()
         self._result.steps.append(Step(fault.name, what, round(healed_s - begun_s, 2), round(done_in_s, 2)))
         self._say(
             f"  {fault.name}: {what + ', ' if what else ''}{healed_s - begun_s:.1f} s, "
