@@ -180,3 +180,13 @@ def test_a_batch_is_not_overwritten_and_a_streams_refusal_is_the_last_line(
         query.awaitTermination(int(WAIT_S))
     assert "option txnVersion is for batch writes" in last_line(caught.value)
     assert memory.rows("t") == []
+
+
+def test_update_mode_is_refused_by_spark(spark: SparkSession, memory: SinkGateway, tmp_path: Path) -> None:
+    """Before anything runs; docs/spark.md says what to take instead."""
+    stream = spark.readStream.format("rate").load().groupBy("value").count()
+    sink = stream.selectExpr("CAST(value AS STRING) AS value").writeStream.format("penstock")
+    sink = sink.outputMode("update").options(gateway=memory.addresses[0], topic="t")
+    with pytest.raises(Exception, match="does not support Update mode"):
+        sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    assert memory.rows("t") == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 COUNT = 3000
+DOCUMENT = Path(__file__).parents[2] / "docs/spark.md"
 
 
 @pytest.fixture(scope="module")
 def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with running_cluster(tmp_path_factory.mktemp("once"), controllers=1, nodes=1, gateways=1) as cluster:
-        for topic in ("source", "streamed", "written"):
+        for topic in ("source", "streamed", "written", "numbers", "counts"):
             create_topic(cluster.bootstrap, topic, 2, 1)
         produce(cluster.bootstrap, "source", COUNT)
         yield cluster
@@ -129,3 +132,61 @@ def test_batches_with_a_version_and_without(
     assert (found["query_id"], found["epoch"], found["once"], found["open"]) == ("nightly", 4, False, [])
     with pytest.raises(Exception, match="option txnVersion is given without txnAppId; give both, or neither"):
         write(rows(0), txnVersion="1")
+
+
+def example_of_foreach_batch(gateway: str, checkpoint: Path) -> str:
+    """The code of docs/spark.md, with this cluster and a checkpoint that can be looked at."""
+    found = re.search(r"```python\n( *def write\(rows, batch_id\):\n.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert found is not None
+    code = textwrap.dedent(found[1])
+    for words, instead in {
+        '"127.0.0.1:9094"': repr(gateway),
+        ".foreachBatch(write)": f".foreachBatch(write).option('checkpointLocation', {str(checkpoint)!r})",
+        ".start()": ".trigger(availableNow=True).start()",
+    }.items():
+        assert code.count(words) == 1, code
+        code = code.replace(words, instead)
+    return code
+
+
+def test_the_example_of_foreach_batch_in_update_mode(
+    spark: SparkSession, penstock: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    code = example_of_foreach_batch(penstock.gateway, checkpoint)
+    read = spark.readStream.format("penstock").options(
+        gateway=penstock.gateway, subscribe="numbers", startingOffsets="earliest"
+    )
+    grouped = read.load().selectExpr("CAST(key AS STRING) AS key").groupBy("key").count()
+    counts = grouped.selectExpr("key", "concat(key, ' ', count) AS value")
+
+    def query() -> Any:
+        named: dict[str, Any] = {"counts": counts}
+        exec(code, named)
+        return named["query"]
+
+    def run_to_end() -> None:
+        assert started(query).awaitTermination(int(WAIT_S))
+
+    keys = [b"key-%d" % number for number in range(5)]
+    produce(penstock.bootstrap, "numbers", 50, keys=5)
+    run_to_end()
+    first = committed(penstock, "counts")
+    assert sum(first.values()) == len({value.split(b" ")[0] for value in first}) == len(keys)
+    produce(penstock.bootstrap, "numbers", 50, first=50, keys=5)
+    run_to_end()
+    both = committed(penstock, "counts")
+    assert sum(both.values()) == 2 * len(keys)
+    # As if the driver had died between the decision and Spark's log of it: the micro-batch is written again.
+    commits = checkpoint / "commits"
+    last = max(int(path.name) for path in commits.glob("[0-9]*"))
+    for name in (f"{last}", f".{last}.crc"):
+        (commits / name).unlink(missing_ok=True)
+    run_to_end()
+    assert (commits / str(last)).exists()
+    assert committed(penstock, "counts") == both
+    found = described(penstock, "spark-counts", capsys)
+    assert (found["query_id"], found["epoch"], found["state"], found["open"]) == ("counts", last, "done", [])
+    produce(penstock.bootstrap, "numbers", 50, first=100, keys=5)
+    run_to_end()
+    assert sum(committed(penstock, "counts").values()) == 3 * len(keys)

@@ -1,8 +1,9 @@
-"""A streaming query that copies a topic exactly once, as a process of its own, with a fault at a chosen point.
+"""A streaming query that copies a topic exactly once, as a process of its own, which is held at chosen points.
 
-The fault is in a data source around the real one, which tasks and driver import by this module's name. It strikes once
-in a directory. A task's process is killed at its point; a driver stops there, says so by a file `reached`, and goes on
-when there is one `go`.
+The holds are in a data source around the real one, which tasks and driver import by this module's name. Who comes to
+a point first waits there, tells who it is in a file `reached-POINT-BATCH`, and goes on when there is one
+`go-POINT-BATCH`: what is done to it or to the cluster meanwhile is the test's. A point holds once in a directory, so
+that neither a second attempt nor a second driver stops there again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -21,93 +21,130 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from pyspark_penstock import DefaultSource
+from pyspark_penstock.sink import writer
 
 TASK_POINTS = ("task-before", "task-in", "task-after")
+"""Before its stage begins; in the middle of its rows, of which some are acknowledged; behind the last one."""
 DRIVER_POINTS = ("driver-before", "driver-after")
-"""Before the decision; between the decision and Spark's commit log."""
-LOSER_POINTS = ("loser-killed", "loser-finishes")
-"""A first attempt that is slow, so that a speculative copy wins."""
+"""Before it asks for the decision; between the decision and Spark's commit log."""
+COPY_WROTE, FIRST_WROTE = "copy-wrote", "first-wrote"
+"""A speculative copy of the first task, and its first attempt, which have written all their rows."""
+
+HANDED_ON_BEFORE = 2
+"""Arrow batches of a task that are in its stage when it is held in the middle."""
+GATHERED_BYTES = 16 * 1024
+"""So that each Arrow batch of a test, of 200 rows, is sent on its own: see `write`."""
+HELD_MAX_S = 400.0
+_POLL_S = 0.02
 
 
 class Faults:
-    """What is to go wrong: `point` in micro-batch `batch`; "" for nothing."""
+    """Where it is held: `holds` are pairs of a point and a micro-batch."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         given = json.loads(text)
-        self._directory, self._point, self._batch = Path(given["dir"]), given["point"], given["batch"]
+        self._directory = Path(given["dir"])
+        self._holds = {(point, batch) for point, batch in given["holds"]}
+        self._is_gated = bool(given["gated"])
+        self._run = given["run"]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Faults, (self._text,)
 
-    def strikes(self, point: str, batch: int) -> bool:
-        if (point, batch) != (self._point, self._batch):
-            return False
+    def gate(self) -> None:
+        """No task of a micro-batch begins before the test says so, by a file `gate-BATCH`; `waits-BATCH-RUN` says that
+        one would."""
+        if self._is_gated:
+            (self._directory / f"waits-{batch_of_task()}-{self._run}").touch()
+            self._wait_for(f"gate-{batch_of_task()}")
+
+    def in_task(self, point: str) -> None:
+        self.hold(point, batch_of_task(), os.getpid(), *attempt_of_task())
+
+    def wants(self, point: str) -> bool:
+        return (point, batch_of_task()) in self._holds
+
+    def hold(self, point: str, batch: int, pid: int, partition: int = -1, attempt: int = -1) -> None:
+        name = f"{point}-{batch}"
+        if (point, batch) not in self._holds or not self._is_first(f"struck-{name}"):
+            return
+        self.tell(f"reached-{name}", {"pid": pid, "partition": partition, "attempt": attempt})
+        self._wait_for(f"go-{name}")
+
+    def tell(self, name: str, said: dict[str, int]) -> None:
+        told = self._directory / f"telling-{name}-{os.getpid()}"
+        told.write_text(json.dumps(said))
+        told.rename(self._directory / name)  # whoever sees it can read it
+
+    def _is_first(self, name: str) -> bool:
         try:
-            (self._directory / "struck").touch(exist_ok=False)
+            (self._directory / name).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
 
-    def in_task(self, point: str) -> None:
-        context = TaskContext.get()
-        assert context is not None
-        if self.strikes(point, int(context.getLocalProperty("streaming.sql.batchId") or -1)):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def in_driver(self, point: str, batch: int) -> None:
-        if self.strikes(point, batch):
-            (self._directory / "reached").touch()
-            self.wait_for("go")
-
-    def begin_slowly(self) -> None:
-        """In the first attempt at the first task: until another one has written, or somebody kills it."""
-        context = TaskContext.get()
-        assert context is not None
-        batch = int(context.getLocalProperty("streaming.sql.batchId") or -1)
-        if context.partitionId() != 0 or context.attemptNumber() != 0:
-            return
-        if self.strikes("loser-finishes", batch):
-            self.wait_for("written")
-        elif self.strikes("loser-killed", batch):
-            self.wait_for("never")
-
-    def written(self) -> None:
-        context = TaskContext.get()
-        assert context is not None
-        if context.partitionId() == 0 and context.attemptNumber() > 0:
-            (self._directory / "written").touch()
-
-    def wait_for(self, name: str) -> None:
+    def _wait_for(self, name: str) -> None:
+        deadline_s = time.monotonic() + HELD_MAX_S
         while not (self._directory / name).exists():
-            time.sleep(0.05)
+            # A worker of an executor is in no session of the test: it must not outlive those who would kill it.
+            if os.getppid() == 1 or time.monotonic() > deadline_s:
+                os._exit(1)
+            time.sleep(_POLL_S)
+
+
+def batch_of_task() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.getLocalProperty("streaming.sql.batchId") or -1)
+
+
+def attempt_of_task() -> tuple[int, int]:
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId(), context.attemptNumber()
 
 
 class FaultyWriter(DataSourceStreamArrowWriter):
-    """The real writer, and faults around it."""
+    """The real writer, and holds around it."""
 
     def __init__(self, inner: DataSourceStreamArrowWriter, faults: Faults) -> None:
         self._inner = inner
         self._faults = faults
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        # Nothing that users may set has a task send before it has 4 MB of rows, which would be most of what it has.
+        writer.GATHERED_BYTES = GATHERED_BYTES
+        self._faults.gate()
         self._faults.in_task("task-before")
         message = self._inner.write(self._rows(iterator))
-        self._faults.written()
         self._faults.in_task("task-after")
+        self._as_loser_or_winner()
         return message
+
+    def _as_loser_or_winner(self) -> None:
+        """Of the first task: both attempts have written everything before either of them returns."""
+        partition, attempt = attempt_of_task()
+        if partition == 0 and attempt == 0:
+            self._faults.in_task(FIRST_WROTE)
+        elif partition == 0:
+            self._faults.in_task(COPY_WROTE)
 
     def _rows(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(iterator):
+            # Those before are in the stage, and this one is still to come.
+            if number == HANDED_ON_BEFORE and self._may_be_held():
+                self._faults.in_task("task-in")
             yield batch
-            if not number:
-                self._faults.begin_slowly()
-            self._faults.in_task("task-in")
+
+    def _may_be_held(self) -> bool:
+        """With a loser wanted it is the first attempt at the first task, and else any."""
+        return not self._faults.wants(COPY_WROTE) or attempt_of_task() == (0, 0)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._faults.in_driver("driver-before", batchId)
+        self._faults.hold("driver-before", batchId, os.getpid())
         self._inner.commit(messages, batchId)
-        self._faults.in_driver("driver-after", batchId)
+        self._faults.hold("driver-after", batchId, os.getpid())
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._inner.abort(messages, batchId)
@@ -124,6 +161,14 @@ class FaultySource(DefaultSource):
         faults = Faults(self.options["faults"])
         del self.options["faults"]
         return FaultyWriter(super().streamWriter(schema, overwrite), faults)
+
+
+def sentence_of(error: Exception) -> str:
+    """What Python raised last, or of an error of Spark's own the line that names its condition."""
+    lines = str(error).splitlines()
+    of_python = [line for line in lines if "Error: " in line]
+    of_spark = [line for line in lines if line.startswith("[") and "STREAM_FAILED" not in line]
+    return (of_python[-1:] or of_spark[:1] or lines[:1])[0].strip()
 
 
 def main() -> int:
@@ -163,8 +208,8 @@ def main() -> int:
     try:
         query.awaitTermination()
     except Exception as error:
-        lines = [line for line in str(error).splitlines() if "Error: " in line] or str(error).splitlines()
-        print(lines[-1], file=sys.stderr)
+        print(error, file=sys.stderr)
+        print(sentence_of(error), file=sys.stderr)
         return 1
     finally:
         spark.stop()

@@ -1,4 +1,4 @@
-"""Runs of `spark_sink_faults`: started, killed with all that they have started, stopped and woken."""
+"""Runs of `spark_sink_faults`: started, killed with all that they have started."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from support.waiting import wait_for
@@ -18,6 +19,13 @@ STARTUP = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
+}
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "200ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "500ms",
 }
 
 
@@ -35,23 +43,32 @@ class Run:
         sink: str,
         tasks: int,
         per_trigger: int,
-        point: str = "",
-        batch: int = 0,
-        master: str = "local[2,4]",
-        confs: dict[str, str] | None = None,
+        master: str,
+        faults: str,
+        cores: int,
     ) -> None:
-        """`directory`: where its fault and its words are; it is made."""
+        """`directory`: where its words are; it is made. Tasks run on both hosts of `standalone_spark`."""
         directory.mkdir(parents=True)
         self.directory = directory
+        self.tasks = tasks
+        self.opened_s = time.monotonic()
+        """When the stages of its micro-batch began, at the earliest."""
         here = Path(__file__)
         given = {
             "gateway": gateway, "source": source, "topic": topic, "checkpoint": str(checkpoint), "sink": sink,
-            "tasks": str(tasks), "per-trigger": str(per_trigger), "master": master,
-            "faults": json.dumps({"dir": str(directory), "point": point, "batch": batch}),
+            "tasks": str(tasks), "per-trigger": str(per_trigger), "master": master, "faults": faults,
         }  # fmt: skip
+        confs = {
+            **STARTUP,
+            **SPECULATION,
+            "spark.cores.max": str(cores),
+            "spark.executor.cores": str(cores // 2),
+            "spark.executor.memory": "600m",
+            # Rows come in several Arrow batches, of which a task has sent some when it is held.
+            "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
+        }
         words = [word for name, value in given.items() for word in (f"--{name}", value)]
-        for name, value in (STARTUP | (confs or {})).items():
-            words += ["--conf", f"{name}={value}"]
+        words += [word for name, value in confs.items() for word in ("--conf", f"{name}={value}")]
         with (directory / "log.txt").open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, str(here.with_name("spark_sink_faults.py")), *words],
@@ -66,28 +83,15 @@ class Run:
         """Its exit code."""
         return self.process.wait(RUN_TIMEOUT_S)
 
-    def check_done(self) -> None:
-        """It copies all that there is."""
-        code = self.wait()
-        assert code == 0, self.said()
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def said(self) -> str:
-        return (self.directory / "log.txt").read_text()[-3000:]
+        return (self.directory / "log.txt").read_text()[-6000:]
 
-    def has_struck(self) -> bool:
-        return (self.directory / "struck").exists()
-
-    def wait_until(self, name: str) -> None:
-        """The fault is there; or the run has ended, and then it is an error."""
-
-        def there() -> bool:
-            assert self.process.poll() is None, self.said()
-            return (self.directory / name).exists()
-
-        wait_for(there, f"{name} in {self.directory}", RUN_TIMEOUT_S)
-
-    def go_on(self) -> None:
-        (self.directory / "go").touch()
+    def last_line(self) -> str:
+        """What it says last, which is why it has failed."""
+        return ([line for line in self.said().splitlines() if line.strip()] or [""])[-1]
 
     def kill(self) -> None:
         """With its JVM and all Python processes: all that are in its session."""
@@ -98,6 +102,11 @@ class Run:
                 continue
         self.process.wait(RUN_TIMEOUT_S)
         wait_for(lambda: not members(self.process.pid), "all of a driver's processes are gone", RUN_TIMEOUT_S)
+
+
+def holds_of(directory: Path, run: int, holds: list[tuple[str, int]], *, gated: bool) -> str:
+    """What `Faults` reads: pairs of a point and a micro-batch, and whether each micro-batch waits for its gate."""
+    return json.dumps({"dir": str(directory), "run": run, "holds": holds, "gated": gated})
 
 
 def members(session: int) -> list[int]:

@@ -34,7 +34,7 @@ def standalone_spark(directory: Path) -> Iterator[str]:
 
 def _worker(directory: Path, host: str) -> list[str]:
     return [
-        "worker.Worker", "--host", host, "--cores", "2", "--memory", "1g", "--webui-port", "0",
+        "worker.Worker", "--host", host, "--cores", "2", "--memory", "2g", "--webui-port", "0",
         "--work-dir", str(directory / host),
     ]  # fmt: skip
 
