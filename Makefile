@@ -177,8 +177,8 @@ spark-jobs-test: setup ## jobs that are killed at random end equal to their topi
 	PENSTOCK_SPARK_JOBS=1 $(PYTEST) tests/spark/test_spark_jobs.py tests/spark/test_spark_jobs_killed.py tests/spark/test_spark_jobs_long.py -s
 
 .PHONY: spark-sink-test
-spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUNDS=20 SEED=n (java)
-	PENSTOCK_SPARK_SINK=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_killed.py -s
+spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUNDS=20 SEED=n ONLY="task-in or foreign" (java)
+	PENSTOCK_SPARK_SINK=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(or $(SEED),$(shell date +%s)) $(PYTEST) tests/spark/test_spark_sink_killed.py $(if $(ONLY),-k "$(ONLY)") -s
 
 .PHONY: spark-source-test
 spark-source-test: setup ## exactly-once reading with nodes, gateways and executors killed in mid-read, each way to fetch, ROUNDS=20 SEED=n (java)

@@ -104,7 +104,7 @@ def penstock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
         patch.setenv("PENSTOCK_FAILPOINTS", "@faults")
         patch.setenv("PENSTOCK_ALLOW_FAILPOINTS", "true")
         directory = tmp_path_factory.mktemp("cluster")
-        with running_cluster(directory, gateways=2, settings=SETTINGS, steady=True) as cluster:
+        with running_cluster(directory, controllers=1, gateways=2, settings=SETTINGS, steady=True) as cluster:
             create_topic(cluster.bootstrap, SOURCE, 3, 3)
             produce(cluster.bootstrap, SOURCE, COUNT, keys=100)
             # The coordinators' topic is made by who first asks for one: each case looks at its leaders beforehand.
@@ -356,6 +356,7 @@ def micro_batches(copying: Copying, victims: list[str] | tuple[str, ...]) -> Ite
     for batch in range(BATCHES):
         if not waiting:
             return
+        copying.wait_at_gate(batch)
         copying.settle()
         copying.open_gate(batch)
         before = len(copying.struck)

@@ -8,6 +8,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.local.cluster import LocalCluster
     from support.kafka import Record
 
-WAIT_S = 400.0
+WAIT_S = 900.0
 OPEN_AT_MOST_S = 30.0
 STAGING_TIMEOUT_S = 20.0
 SOURCE = "source"
@@ -141,24 +142,30 @@ class Copying:
             each.opened_s = time.monotonic()
         (self._directory / f"gate-{batch}").touch()
 
-    def reached(self, point: str, batch: int) -> dict[str, int]:
-        """Who is held there. A driver that the machine was too slow for is started again."""
-        path = self._directory / f"reached-{point}-{batch}"
+    def wait_at_gate(self, batch: int) -> None:
+        """A task of the micro-batch would begin: what is timed then is the micro-batch, and not the start of Spark."""
+        self._wait_for(f"waits-{batch}", lambda: self.waits(batch, len(self._runs) - 1))
 
-        def there() -> bool:
+    def reached(self, point: str, batch: int) -> dict[str, int]:
+        """Who is held there."""
+        path = self._directory / f"reached-{point}-{batch}"
+        self._wait_for(path.name, path.exists)
+        found: dict[str, int] = json.loads(path.read_text())
+        return found
+
+    def _wait_for(self, what: str, there: Callable[[], bool]) -> None:
+        """A driver that the machine was too slow for is started again meanwhile."""
+
+        def there_or_again() -> bool:
             assert self.driver is not None
-            if path.exists():
+            if there():
                 return True
-            if self.driver.process.poll() is not None:
-                assert self.driver.process.returncode, (
-                    f"{point} of {batch} was passed by: {self.driver.said()}"
-                )
+            if self.driver.has_ended():
+                assert self.driver.wait(), f"{what} was passed by: {self.driver.said()}"
                 self._start_again(self.driver)
             return False
 
-        wait_for(there, f"{path.name} in {path.parent}", WAIT_S)
-        found: dict[str, int] = json.loads(path.read_text())
-        return found
+        wait_for(there_or_again, f"{what} in {self._directory}", WAIT_S)
 
     def waits(self, batch: int, number: int) -> bool:
         """Whether a task of the so manieth run would begin, were there no gate."""
@@ -250,17 +257,19 @@ class Copying:
         places = sorted(wire.leaders)
 
         def acknowledged() -> bool:
-            if self._is_slow():
-                raise TooSlow(stage["transactional_id"])
             found, _ = transaction_wire.open_producers(wire, places)
             ends = self._ends()
-            return any(
+            if any(
                 ends.get(each.partition, 0) > each.start_offset
                 for each in found
                 if (each.producer_id, each.producer_epoch) == (stage["producer_id"], stage["producer_epoch"])
-            )
+            ):
+                return True
+            if self._is_slow():
+                raise TooSlow(stage["transactional_id"])
+            return False
 
-        wait_for(acknowledged, f"rows of {stage['transactional_id']} are acknowledged", STAGING_TIMEOUT_S)
+        wait_for(acknowledged, f"rows of {stage['transactional_id']} are acknowledged")
 
     def _ends(self) -> dict[int, int]:
         """High watermarks."""

@@ -34,7 +34,7 @@ HANDED_ON_BEFORE = 2
 """Arrow batches of a task that are in its stage when it is held in the middle."""
 GATHERED_BYTES = 16 * 1024
 """So that each Arrow batch of a test, of 200 rows, is sent on its own: see `write`."""
-HELD_MAX_S = 400.0
+HELD_MAX_S = 900.0
 _POLL_S = 0.02
 
 
