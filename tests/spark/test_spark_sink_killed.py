@@ -93,7 +93,7 @@ ENDED = (
     r"\S*StageEndedError: stage {sink}-\d+-\d+-\d+ has ended \(.*\): it was open for longer than stagingTimeoutMs, or "
     r"another attempt at the task has begun; Spark repeats the task, and raise stagingTimeoutMs if tasks take so long"
 )
-CONCURRENT = r"\[CONCURRENT_STREAM_LOG_UPDATE\] .*"
+CONCURRENT = r".*\[CONCURRENT_STREAM_LOG_UPDATE\] .*"
 """Spark's own word, where the sink has nothing to refuse: the other driver has its log of the same micro-batch."""
 
 
@@ -252,8 +252,9 @@ def test_a_driver_that_was_stopped_wakes(copying: Copying, point: str, number: i
     """Its successor on the same checkpoint has written everything: it is refused."""
     batch = copying.dice.randrange(BATCHES - 1)
     copying.hold(point, batch=batch, gated=False)
-    first = copying.start(cores=2)
+    copying.start(cores=2)
     copying.reached(point, batch)
+    first = driver_of(copying)
     copying.start(cores=2)
     copying.wait_for_end()
     copying.go(point, batch)
@@ -268,13 +269,12 @@ def test_two_drivers_write_at_once(copying: Copying, number: int) -> None:
     """On one checkpoint, both with tasks that begin at the same time: one of them is refused, or both are, and one
     that comes then goes on."""
     copying.hold()
-    both = [copying.start(cores=2, tasks=2) for _ in range(2)]
-    wait_for(
-        lambda: all(copying.waits(0, number) or run.has_ended() for number, run in enumerate(both)),
-        "both would begin",
-        WAIT_S,
-    )
-    assert not [run.said() for run in both if run.has_ended()]
+    copying.start(cores=2, tasks=2)
+    copying.wait_at_gate(0)
+    first = driver_of(copying)
+    copying.start(cores=2, tasks=2)
+    copying.wait_at_gate(0)
+    both = [first, driver_of(copying)]
     for batch in range(GATES):
         copying.open_gate(batch)
     refused = [run for run in both if run.wait()]
@@ -293,9 +293,11 @@ def test_a_foreign_query_is_refused(copying: Copying, number: int) -> None:
     """While the one that the sink belongs to is in the middle of a micro-batch; it goes on as if nothing were."""
     batch = copying.dice.randrange(1, BATCHES)
     copying.hold("driver-before", batch=batch, gated=False)
-    first = copying.start(cores=2)
+    copying.start(cores=2)
     copying.reached("driver-before", batch)
-    check_refused(copying.start(cores=2, checkpoint="foreign"), FOREIGN.format(sink=copying.sink))
+    first = driver_of(copying)
+    copying.start(cores=2, checkpoint="foreign")
+    check_refused(copying.ended_by_itself(), FOREIGN.format(sink=copying.sink))
     copying.struck.append(f"{batch}: foreign query")
     copying.driver = first
     copying.finish()

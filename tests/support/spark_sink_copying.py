@@ -40,9 +40,10 @@ RUNS_MAX = 8
 GATES = BATCHES + 4
 """Shares of a micro-batch are rounded: there may be one more."""
 
-_PASSES = ("it was open for longer than stagingTimeoutMs", "Python worker failed to connect back")
-"""Last lines of a run that its user starts again, on a machine where a micro-batch takes longer than 20 s, or a worker
-more than the 10 s that Spark gives it to come up."""
+STAGE_ENDED = "it was open for longer than stagingTimeoutMs"
+LATE_WORKER = "Python worker failed to connect back"
+"""In last lines of a run that its user starts again, on a machine where a micro-batch takes longer than 20 s, or a
+worker more than the 10 s that Spark gives it to come up."""
 
 
 class TooSlow(Exception):
@@ -64,6 +65,8 @@ class Copying:
         self._master = master
         self._directory = directory
         self._runs: list[Run] = []
+        self._given: list[dict[str, Any]] = []
+        """What each of them was started with."""
         self._holds: list[tuple[str, int]] = []
         self._is_gated = False
         self.again = 0
@@ -99,6 +102,7 @@ class Copying:
             cores=cores,
         )
         self._runs.append(made)
+        self._given.append({"cores": cores, "tasks": tasks, "checkpoint": checkpoint})
         self.driver = made
         return made
 
@@ -118,6 +122,14 @@ class Copying:
                 return
             self._start_again(self.driver)
 
+    def ended_by_itself(self) -> Run:
+        """The driver that writes now has ended, however; but not because a worker of Spark was late."""
+        while True:
+            assert self.driver is not None
+            if self.driver.wait() == 0 or LATE_WORKER not in self.driver.last_line():
+                return self.driver
+            self._start_again(self.driver)
+
     def end(self) -> None:
         for each in self._runs:
             each.kill()
@@ -126,14 +138,15 @@ class Copying:
         """It has failed for no other reason than that the machine is too slow."""
         said = ended.last_line()
         slow_s = time.monotonic() - ended.opened_s
-        assert any(words in said for words in _PASSES), ended.said()
-        assert _PASSES[1] in said or slow_s >= STAGING_TIMEOUT_S, f"after {slow_s:.1f} s: {ended.said()}"
+        if LATE_WORKER not in said:
+            assert STAGE_ENDED in said, ended.said()
+            assert slow_s >= STAGING_TIMEOUT_S, f"after {slow_s:.1f} s: {ended.said()}"
 
     def _start_again(self, ended: Run) -> None:
         self.check_slow(ended)
         self.again += 1
         assert self.again < RUNS_MAX, ended.said()
-        self.start()
+        self.start(**self._given[self._runs.index(ended)])
 
     # -- holds ------------------------------------------------------------------------------
 

@@ -164,11 +164,11 @@ class FaultySource(DefaultSource):
 
 
 def sentence_of(error: Exception) -> str:
-    """What Python raised last, or of an error of Spark's own the line that names its condition."""
-    lines = str(error).splitlines()
+    """What Python raised last, or of an error of Spark's own the line that says how the query has ended."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     of_python = [line for line in lines if "Error: " in line]
-    of_spark = [line for line in lines if line.startswith("[") and "STREAM_FAILED" not in line]
-    return (of_python[-1:] or of_spark[:1] or lines[:1])[0].strip()
+    of_spark = [line for line in lines if line.startswith("[")]
+    return (of_python[-1:] or of_spark[-1:] or lines[-1:] or [repr(error)])[0]
 
 
 def main() -> int:
@@ -205,15 +205,16 @@ def main() -> int:
         faults=given.faults,
     )
     query = sink.option("checkpointLocation", given.checkpoint).trigger(availableNow=True).start()
+    said = ""
     try:
         query.awaitTermination()
     except Exception as error:
         print(error, file=sys.stderr)
-        print(sentence_of(error), file=sys.stderr)
-        return 1
-    finally:
-        spark.stop()
-    return 0
+        said = sentence_of(error)
+    spark.stop()
+    if said:
+        print(said, file=sys.stderr)
+    return 1 if said else 0
 
 
 if __name__ == "__main__":
