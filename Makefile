@@ -10,10 +10,11 @@ help: ## this list
 
 setup: .venv/.ready ## make .venv with every package of this repository
 
-.venv/.ready: constraints.txt $(addsuffix /pyproject.toml,$(PACKAGES))
+.venv/.ready: constraints.txt proto/protoc.txt $(addsuffix /pyproject.toml,$(PACKAGES))
 	$(PYTHON) -c 'import sys; sys.exit("Penstock needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; call make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps --upgrade --target .venv/protoc -r proto/protoc.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ./,$(PACKAGES))
 	$(BIN)/python -m compileall -q $(PACKAGES)
 	touch $@

@@ -1,6 +1,6 @@
 """Write the bill of materials: bom.json (CycloneDX 1.6), and the table of licences in docs/licences.md.
 
-Made from constraints.txt, which pins every third-party package (and has the hashes of their files); licences come from
+Made from constraints.txt and proto/protoc.txt, which pin every third-party package (and have the hashes of their files); licences come from
 the installed packages' metadata. Nothing in it says when it was made, so that the same constraints give the same file.
 
     .venv/bin/python tools/bill.py            write both
@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from lock import DERIVED, ROOT, closure, pinned_blocks
+from lock import COMPILER, DERIVED, ROOT, closure, pinned_blocks
 from packaging.specifiers import SpecifierSet
 
 BILL = ROOT / "bom.json"
@@ -52,6 +52,7 @@ CHOSEN = {
     "cycler": "BSD-3-Clause",
     "google-re2": "BSD-3-Clause",
     "grimp": "BSD-2-Clause",
+    "grpcio-tools": "Apache-2.0",  # in a folder of its own
     "import-linter": "BSD-2-Clause",
     "kiwisolver": "BSD-3-Clause",
     "lz4": "BSD-3-Clause",
@@ -106,13 +107,13 @@ def licence_of(name: str) -> str:
 
 
 def packages() -> list[Package]:
-    """All that constraints.txt pins, in its order."""
+    """All that constraints.txt and proto/protoc.txt pin, by name."""
     users: dict[str, list[str]] = {}
     for needer, extra in (*DERIVED.values(), ("penstock", "")):
         for needed in closure(needer, extra):
             users.setdefault(needed, []).append(f"{needer}[{extra}]" if extra else needer)
     found = []
-    for name, block in sorted(pinned_blocks().items()):
+    for name, block in sorted((pinned_blocks() | pinned_blocks(COMPILER)).items()):
         version = re.split(r"[\s;\\]", block.partition("==")[2], maxsplit=1)[0]
         found.append(Package(name, version, licence_of(name), tuple(users.get(name, ()))))
     return found

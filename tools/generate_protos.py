@@ -1,5 +1,10 @@
 """Generate the Python stubs of `proto/` (run it after every change of a .proto file).
 
+Stubs refuse a protobuf or a gRPC older than their compiler, and Spark's images have those that PySpark asks for. So the
+compiler is as old as these, of the group `protoc` of the root pyproject.toml, pinned in proto/protoc.txt and in a folder
+of its own, since its metadata exclude the newer protobuf beside it. Newer ones run what it writes: protobuf promises as
+much for its next major version (protobuf.dev, "Cross-Version Runtime Guarantee"), gRPC for all later ones.
+
 python tools/generate_protos.py            write the stubs
 python tools/generate_protos.py --check    fail when the committed ones are stale
 """
@@ -7,16 +12,18 @@ python tools/generate_protos.py --check    fail when the committed ones are stal
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto" / "penstock"
 PACKAGE_DIR = ROOT / "proto" / "src" / "penstock_proto"
 PLUGINS = ("protoc-gen-mypy", "protoc-gen-mypy_grpc")
+COMPILER = Path(sys.prefix) / "protoc"
+"""Where `make setup` has put proto/protoc.txt. It is a program in C++ and needs no protobuf of Python."""
 
 
 def generate(out: Path) -> None:
@@ -24,8 +31,10 @@ def generate(out: Path) -> None:
     sources = sorted((PROTO_DIR / "v1").glob("*.proto"))
     # The virtual root makes the module path penstock_proto.v1 while the files
     # stay in proto/penstock/v1, so that no generated import needs a patch.
-    arguments = [
-        "protoc",
+    if not COMPILER.is_dir():
+        raise SystemExit(f"no compiler in {COMPILER}; run make setup")
+    command = [
+        *(sys.executable, "-m", "grpc_tools.protoc"),
         f"-Ipenstock_proto={PROTO_DIR}",
         # By path: the environment need not be activated.
         *(f"--plugin={name}={Path(sys.executable).parent / name}" for name in PLUGINS),
@@ -35,7 +44,8 @@ def generate(out: Path) -> None:
         f"--mypy_grpc_out={out}",
         *(f"penstock_proto/v1/{source.name}" for source in sources),
     ]
-    if protoc.main(arguments) != 0:
+    environment = os.environ | {"PYTHONPATH": str(COMPILER)}
+    if subprocess.run(command, env=environment, check=False).returncode != 0:
         raise SystemExit("protoc failed; its message is above")
 
 

@@ -6,6 +6,7 @@ repository and the `dev` group of the root pyproject.toml, resolved together.
 what the command line's image does, `client/requirements-pytest.txt` what `penstock[pytest]` does,
 `spark/requirements.txt` what Spark's image does, `spark/requirements-iceberg.txt` what `penstock-spark[iceberg]` does:
 derived, never edited; a test proves that they are current.
+`proto/protoc.txt` pins the compiler of the stubs, the group `protoc`, which stands apart (tools/generate_protos.py).
 
     .venv/bin/python tools/lock.py             resolve again, keeping versions where possible
     .venv/bin/python tools/lock.py --upgrade   take the newest versions
@@ -39,6 +40,8 @@ DERIVED = {
     "spark/requirements-iceberg.txt": ("penstock-spark", "iceberg"),
 }
 """Files, and the packages and extras that each is for."""
+COMPILER = ROOT / "proto" / "protoc.txt"
+COMPILER_HEADER = "# The group `protoc` of pyproject.toml, by tools/lock.py; alone, without what it asks for.\n"
 HEADER = "# Derived from constraints.txt by tools/lock.py --derive; not edited by hand.\n"
 
 
@@ -59,19 +62,25 @@ def project_tables() -> dict[Path, dict[str, list[str]]]:
     return tables
 
 
+def dependency_group(name: str) -> list[str]:
+    """A group of the root pyproject.toml."""
+    groups: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    return groups[name]
+
+
 def third_party_requirements() -> list[str]:
     """Requirements of all packages and of the dev group that are not our own packages."""
     tables = project_tables().values()
     own = {table["name"][0] for table in tables}
     wanted = {r for table in tables for r in (*table["runtime"], *table["other"])}
-    wanted.update(tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"])
+    wanted.update(dependency_group("dev"))
     return sorted(r for r in wanted if Requirement(r).name not in own)
 
 
-def pinned_blocks() -> dict[str, str]:
-    """The lines of constraints.txt that pin one package, by its canonical name."""
+def pinned_blocks(path: Path = CONSTRAINTS) -> dict[str, str]:
+    """The lines of constraints.txt, or of another file of its form, that pin one package, by its canonical name."""
     blocks: dict[str, str] = {}
-    for block in re.split(r"\n(?=\S)", CONSTRAINTS.read_text().strip()):
+    for block in re.split(r"\n(?=\S)", path.read_text().strip()):
         if "==" in block:
             blocks[canonicalize_name(block.split("==")[0].strip())] = block.rstrip() + "\n"
     return blocks
@@ -104,8 +113,17 @@ def requirements(package: str, extra: str) -> str:
     return HEADER + "".join(blocks[name] for name in sorted(needed))
 
 
+def compiler_is_stale() -> bool:
+    """Whether proto/protoc.txt pins something else than the group says."""
+    pinned = {name: block.split()[0] for name, block in pinned_blocks(COMPILER).items()}
+    return pinned != {Requirement(text).name: text for text in dependency_group("protoc")}
+
+
 def derive(*, check: bool) -> int:
     stale = []
+    if check and compiler_is_stale():
+        print(f"stale, run tools/lock.py: {COMPILER.relative_to(ROOT)}")
+        return 1
     for name, wanted in DERIVED.items():
         path = ROOT / name
         text = requirements(*wanted)
@@ -119,6 +137,21 @@ def derive(*, check: bool) -> int:
     return 0
 
 
+def resolve(requirements: list[str], output: Path, *, upgrade: bool) -> None:
+    """Pin them, and what they ask for, in a file, where its pins stay as far as they can."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "requirements.in"
+        source.write_text("\n".join(requirements) + "\n")
+        command = [
+            *(sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes", "--strip-extras"),
+            *("--allow-unsafe", "--no-emit-index-url", "--no-emit-trusted-host", "--no-emit-find-links"),
+            *("--no-emit-options", "--no-header", "--no-annotate"),
+            *(["--upgrade"] if upgrade else []),
+            *("--output-file", str(output), str(source)),
+        ]
+        subprocess.run(command, check=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -129,17 +162,13 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.check or arguments.derive:
         return derive(check=arguments.check)
+    resolve(third_party_requirements(), CONSTRAINTS, upgrade=arguments.upgrade)
+    group = dependency_group("protoc")
     with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch) / "requirements.in"
-        source.write_text("\n".join(third_party_requirements()) + "\n")
-        command = [
-            *(sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes", "--strip-extras"),
-            *("--allow-unsafe", "--no-emit-index-url", "--no-emit-trusted-host", "--no-emit-find-links"),
-            *("--no-emit-options", "--no-header", "--no-annotate"),
-            *(["--upgrade"] if arguments.upgrade else []),
-            *("--output-file", str(CONSTRAINTS), str(source)),
-        ]
-        subprocess.run(command, check=True)
+        resolved = Path(scratch) / "protoc.txt"
+        resolve(group, resolved, upgrade=False)
+        blocks = pinned_blocks(resolved)
+    COMPILER.write_text(COMPILER_HEADER + "".join(blocks[Requirement(text).name] for text in group))
     return derive(check=False)
 
 

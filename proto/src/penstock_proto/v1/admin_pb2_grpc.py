@@ -6,7 +6,7 @@ import warnings
 from penstock_proto.v1 import controller_pb2 as penstock__proto_dot_v1_dot_controller__pb2
 from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -26,7 +26,7 @@ if _version_not_supported:
     )
 
 
-class AdminStub:
+class AdminStub(object):
     """Tokens as in the service Gateway.
     """
 
@@ -113,7 +113,7 @@ class AdminStub:
                 _registered_method=True)
 
 
-class AdminServicer:
+class AdminServicer(object):
     """Tokens as in the service Gateway.
     """
 
@@ -307,7 +307,7 @@ def add_AdminServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Admin:
+class Admin(object):
     """Tokens as in the service Gateway.
     """
 

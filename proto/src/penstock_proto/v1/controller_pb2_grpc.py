@@ -6,7 +6,7 @@ import warnings
 from penstock_proto.v1 import controller_pb2 as penstock__proto_dot_v1_dot_controller__pb2
 from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_operations__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -26,7 +26,7 @@ if _version_not_supported:
     )
 
 
-class ControllerStub:
+class ControllerStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -197,7 +197,7 @@ class ControllerStub:
                 _registered_method=True)
 
 
-class ControllerServicer:
+class ControllerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def RegisterNode(self, request, context):
@@ -594,7 +594,7 @@ def add_ControllerServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Controller:
+class Controller(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

@@ -7,7 +7,7 @@ from penstock_proto.v1 import data_pb2 as penstock__proto_dot_v1_dot_data__pb2
 from penstock_proto.v1 import gateway_pb2 as penstock__proto_dot_v1_dot_gateway__pb2
 from penstock_proto.v1 import sinks_pb2 as penstock__proto_dot_v1_dot_sinks__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -27,7 +27,7 @@ if _version_not_supported:
     )
 
 
-class GatewayStub:
+class GatewayStub(object):
     """
     Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
     its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
@@ -117,7 +117,7 @@ class GatewayStub:
                 _registered_method=True)
 
 
-class GatewayServicer:
+class GatewayServicer(object):
     """
     Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
     its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of
@@ -315,7 +315,7 @@ def add_GatewayServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Gateway:
+class Gateway(object):
     """
     Where clients sign in, every call but Authenticate has `authorization: Bearer TOKEN` in
     its metadata: a token that Authenticate gave, at this gateway or at another one, or a JWT of

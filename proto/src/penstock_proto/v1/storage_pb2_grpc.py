@@ -8,7 +8,7 @@ from penstock_proto.v1 import operations_pb2 as penstock__proto_dot_v1_dot_opera
 from penstock_proto.v1 import sinks_pb2 as penstock__proto_dot_v1_dot_sinks__pb2
 from penstock_proto.v1 import storage_pb2 as penstock__proto_dot_v1_dot_storage__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -28,7 +28,7 @@ if _version_not_supported:
     )
 
 
-class StorageStub:
+class StorageStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -109,7 +109,7 @@ class StorageStub:
                 _registered_method=True)
 
 
-class StorageServicer:
+class StorageServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Replicate(self, request_iterator, context):
@@ -292,7 +292,7 @@ def add_StorageServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Storage:
+class Storage(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
