@@ -67,6 +67,19 @@ def lower_bounds(requirements: Iterable[Requirement], own: Iterable[str] = ()) -
     return found
 
 
+def pulled_in(wheels: Iterable[Wheel], name: str) -> set[str]:
+    """Names of one of some wheels and of those that come with it."""
+    by_name = {wheel.name: wheel for wheel in wheels}
+    found, waiting = set[str](), [name]
+    while waiting:
+        name = waiting.pop()
+        if name in by_name and name not in found:
+            found.add(name)
+            # Requirements of extras are left out: nobody asks for them.
+            waiting += [canonicalize_name(each.name) for each in by_name[name].requires if each.marker is None]
+    return found
+
+
 def constraints(bounds: dict[str, Version]) -> str:
     """Text of a file for `pip install --constraint`."""
     return "".join(f"{name}=={version}\n" for name, version in sorted(bounds.items()))

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from support.packages import LIBRARIES, OTHERS, SPARK, copy_packages, new_environment
 from wheels import lines
 from wheels.apart import Apart
-from wheels.bounds import Wheel, constraints, lower_bounds, read_wheel
+from wheels.bounds import Wheel, constraints, lower_bounds, pulled_in, read_wheel
 from wheels.lines import Step
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -130,6 +130,9 @@ class Environment:
             self._install(python, "what README's lines need", wheels, words)
             self._look(python)
             self._run_lines([*lines.cluster_steps(), *lines.spark_steps()])
+            if self._kind.oldest:
+                self._spark_alone(wheels)
+            self._constrain(wheels)
             words = [wheel.with_extras(*wheel.extras) for wheel in wheels]
             self._install(python, "every extra", wheels, words)
             modules = Step("", "import whatever the wheels do", folder="imports")
@@ -168,6 +171,20 @@ class Environment:
         python = new_environment(self._folder / "env", self._base)
         version = subprocess.run([str(python), "--version"], capture_output=True, text=True, check=True)
         self.result.python = version.stdout.split()[1]
+        self._constrain(wheels)
+        return python
+
+    def _spark_alone(self, wheels: Sequence[Wheel]) -> None:
+        """penstock-spark without the cluster, whose packages ask for newer ones beside it: so its own lower bounds are
+        reached. The lines of Python run there, the command in the first environment."""
+        needed = [wheel for wheel in wheels if wheel.name in pulled_in(wheels, "penstock-spark")]
+        self._constrain(needed)
+        python = new_environment(self._folder / "spark", self._base)
+        self._install(python, "penstock-spark alone", needed, [str(wheel.path) for wheel in needed])
+        steps = [step._replace(folder="alone") for step in lines.spark_steps()]
+        self._run_lines(steps, python_in="spark")
+
+    def _constrain(self, wheels: Sequence[Wheel]) -> None:
         text = ""
         if self._kind.oldest:
             own = {wheel.name for wheel in wheels}
@@ -176,7 +193,6 @@ class Environment:
                 del bounds["pyspark"]
             text = constraints(bounds)
         self._constraints.write_text(text + (f"pyspark{self._kind.spark}\n" if self._kind.spark else ""))
-        return python
 
     def _install(self, python: Path, what: str, wheels: Sequence[Wheel], words: Sequence[str]) -> None:
         """All wheels by their path, so that no index is asked for a name of ours, and some of them with extras."""
@@ -219,7 +235,9 @@ class Environment:
 
     # -- on the machine of its own -----------------------------------------------------------------
 
-    def _run_lines(self, steps: Sequence[Step], argv: dict[Step, list[str]] | None = None) -> None:
+    def _run_lines(
+        self, steps: Sequence[Step], argv: dict[Step, list[str]] | None = None, python_in: str = "env"
+    ) -> None:
         with Apart(ROOT, self._base) as apart:
             for number, step in enumerate(steps):
                 if not step.python and not argv and not lines.is_here(step.text):
@@ -233,7 +251,7 @@ class Environment:
                     "-euo",
                     "pipefail",
                     "-c",
-                    f'. {self._folder}/env/bin/activate && exec "$@"',
+                    f'. {self._folder}/{python_in if step.python else "env"}/bin/activate && exec "$@"',
                     "-",
                 ]
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from wheels import imports
 from wheels.apart import plain
-from wheels.bounds import NoLowerBoundError, constraints, lower_bounds, read_wheel
+from wheels.bounds import NoLowerBoundError, Wheel, constraints, lower_bounds, pulled_in, read_wheel
 from wheels.lines import FLIGHTS, INSTALLS, ROOT, SAYS, NoSuchLineError, blocks, cluster_steps, spark_steps
 from wheels.runs import PACKAGES, Done, Kind, Result, table
 
@@ -48,6 +48,18 @@ def test_the_highest_of_several_bounds_counts_in_any_order() -> None:
 def test_a_requirement_without_a_lower_bound_is_named() -> None:
     with pytest.raises(NoLowerBoundError, match="rich: say since which version"):
         lower_bounds([Requirement("rich")])
+
+
+def test_what_comes_with_a_wheel_is_found() -> None:
+    def wheel(name: str, *requires: str) -> Wheel:
+        return Wheel(Path(name), name, tuple(map(Requirement, requires)), ())
+
+    wheels = [
+        wheel("penstock-spark", "penstock-core==1", "numpy>=1"),
+        wheel("penstock-core", "penstock-proto==1", 'penstock-runtime==1; extra == "all"'),
+        *map(wheel, ("penstock-proto", "penstock-runtime", "penstock")),
+    ]
+    assert pulled_in(wheels, "penstock-spark") == {"penstock-spark", "penstock-core", "penstock-proto"}
 
 
 def test_each_requirement_of_a_package_has_a_lower_bound() -> None:
