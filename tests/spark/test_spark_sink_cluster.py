@@ -150,7 +150,7 @@ def test_who_may_not_write_is_told_which_right_is_missing(doors: Doors, tmp_path
     wait_for(lambda: "first" in str(doors.client("reader").read("open")), "the reader has its right", WAIT_S)
     with pytest.raises(
         GatewayError,
-        match=r"not allowed to write to topic open \(.*\); the user of .*reader.* needs the right Write",
+        match=r"not allowed to write to topic open \(.*\); User reader of .*reader.* needs the right Write",
     ) as caught:
         write_rows(options(doors, tmp_path, "reader"), iter([rows_of(0)]))
     assert len(str(caught.value).splitlines()) == 1
@@ -163,7 +163,7 @@ def test_who_may_not_write_under_a_sinks_name_is_told_so(
     chosen = replace(options(doors, tmp_path, "nobody"), exactly_once=True, sink="copy")
     with pytest.raises(
         GatewayError,
-        match=r"^not allowed to write as sink copy \(.*\); the user of .*nobody.* needs the right Write on the trans",
+        match=r"^not allowed to write as sink copy \(.*\); User nobody of .* needs the right Write on the trans",
     ) as caught:
         StreamWriter(chosen).write(iter([rows_of(0)]))
     assert len(str(caught.value).splitlines()) == 1

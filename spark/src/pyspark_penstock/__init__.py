@@ -27,9 +27,9 @@ Parts: `options` and `client_settings` (what was asked), `refused` (a stream tha
 (what filters leave of them), `tiling` and `by_bytes` (ranges to Spark partitions), `questions`
 (asked for plans), `group_commits` (progress as a consumer group's), `progress`, `epochs` (where a
 log was cut) and `stream` (micro-batches), `gateway`, `fetch` and `answers` (calls), `direct`
-(fetching from storage nodes), `silence` (a stream that says nothing), `memory` (what a worker gives
-back), `decode` (record batches to Arrow), `batch_rows` (rows about stored batches), `encode` (Arrow
-to record batches) and `sink` (what is written), `jobs` (`penstock spark run`).
+(fetching from storage nodes), `silence` (a stream that says nothing), `rights` (who lacks one), `memory`
+(what a worker gives back), `decode` (record batches to Arrow), `batch_rows` (rows about stored
+batches), `encode` (Arrow to record batches) and `sink` (what is written), `jobs` (`penstock spark run`).
 """
 
 from contextlib import suppress

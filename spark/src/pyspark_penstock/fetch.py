@@ -57,6 +57,7 @@ from pyspark_penstock.gateway import (
     unreachable,
 )
 from pyspark_penstock.options import EARLIEST, LATEST
+from pyspark_penstock.rights import needs
 from pyspark_penstock.silence import Silence
 from pyspark_penstock.tiling import OffsetRange
 
@@ -371,6 +372,8 @@ class RangeReader:
         if code is not None:
             return self._after_error(code, details, address)
         if status not in RETRIABLE_STATUS and not self._access.may_ask_again(status):
+            if status is grpc.StatusCode.PERMISSION_DENIED:
+                details = f"{details}; {needs(self._credentials_file, 'Read')}"
             raise GatewayError(f"{self._where}: {address}: {status.name}, {details}")
         self._retry(f"{address}: {status.name}, {details}")
         return False

@@ -29,6 +29,7 @@ from penstock_proto.v1 import data_pb2, gateway_pb2, gateway_pb2_grpc
 from pyspark_penstock.epochs import BatchHead
 from pyspark_penstock.errors import GatewayError, OptionError
 from pyspark_penstock.options import SourceOptions, topic_pattern
+from pyspark_penstock.rights import TOPIC_AUTHORIZATION_FAILED, needs
 
 _T = TypeVar("_T")
 
@@ -376,7 +377,10 @@ class GatewayClient:
             if item.error.code == UNKNOWN_TOPIC_OR_PARTITION:
                 continue
             if item.error.code:
-                raise GatewayError(f"topic {item.name}: {item.error.message or item.error.code}")
+                reason = item.error.message or str(item.error.code)
+                if item.error.code == TOPIC_AUTHORIZATION_FAILED:
+                    reason = f"{reason}; {needs(self._credentials_file, 'Describe')}"
+                raise GatewayError(f"topic {item.name}: {reason}")
             partitions = tuple(sorted(part.partition for part in item.partitions))
             found[item.name] = TopicInfo(item.name, bytes(item.topic_id), partitions)
         return found

@@ -45,7 +45,9 @@ def pulled_in() -> Iterator[tuple[str, list[str]]]:
         seen.add(name)
         asked = of_project(folders[name])
         yield name, asked
-        waiting += [own for own in folders if any(re.match(rf"{own}\s*(\[.*\])?\s*==", text) for text in asked)]
+        waiting += [
+            own for own in folders if any(re.match(rf"{own}\s*(\[.*\])?\s*==", text) for text in asked)
+        ]
 
 
 def test_floors_are_sparks_own() -> None:

@@ -24,7 +24,8 @@ from pyspark_penstock.gateway import (
     GatewayClient,
     unreachable,
 )
-from pyspark_penstock.sink.producer import TRANSACTIONAL_ID_AUTHORIZATION_FAILED, user_of
+from pyspark_penstock.rights import needs
+from pyspark_penstock.sink.producer import TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 from pyspark_penstock.sink.protocol import (
     AbortStage,
     BeginStage,
@@ -197,8 +198,8 @@ class SinkCalls:
             )
         if error.code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             raise GatewayError(
-                f"not allowed to write as sink {sink} ({text}); {user_of(self._file)} needs the right Write on the "
-                "transactional ids that begin with this name"
+                f"not allowed to write as sink {sink} ({text}); "
+                + needs(self._file, "Write on the transactional ids that begin with this name")
             )
         if error.code == INVALID_TRANSACTION_TIMEOUT:
             raise OptionError(

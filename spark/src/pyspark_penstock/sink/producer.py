@@ -28,6 +28,7 @@ from pyspark_penstock.gateway import (
     GatewayClient,
     unreachable,
 )
+from pyspark_penstock.rights import TOPIC_AUTHORIZATION_FAILED, needs
 from pyspark_penstock.sink.protocol import Triple
 from pyspark_penstock.sink.window import IN_LINE_MAX, Outgoing, Window
 
@@ -45,7 +46,6 @@ _BACKOFF_FIRST_MS = 20
 
 MESSAGE_TOO_LARGE = 10
 RECORD_LIST_TOO_LARGE = 18
-TOPIC_AUTHORIZATION_FAILED = 29
 # Kafka's error codes (org.apache.kafka.common.protocol.Errors) which pass: beside those of a reader
 # NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, THROTTLING_QUOTA_EXCEEDED.
 _PASSING = RETRIABLE_CODES | {19, 20, 89}
@@ -62,15 +62,6 @@ _STAGE_ENDED = frozenset({47, 48, 49, 59, 90, 105, 120})
 
 class StageEndedError(GatewayError):
     """The task's stage takes no more rows."""
-
-
-def user_of(credentials_file: str) -> str:
-    """Words for who has come to a gateway."""
-    return (
-        f"the user of credentialsFile {credentials_file}"
-        if credentials_file
-        else "who comes without credentialsFile"
-    )
 
 
 class _Call(Protocol):
@@ -261,7 +252,7 @@ class Producer:
             self._refused_stage(self._stage, code, text)
         if code == TOPIC_AUTHORIZATION_FAILED:
             raise GatewayError(
-                f"not allowed to write to topic {item.topic} ({text}); {user_of(self._file)} needs the right Write"
+                f"not allowed to write to topic {item.topic} ({text}); {needs(self._file, 'Write')}"
             )
         raise GatewayError(text if item.topic in text else f"{where}: {text}")
 
@@ -274,8 +265,8 @@ class Producer:
             )
         if code == TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             raise GatewayError(
-                f"not allowed to write under transactional id {name} ({text}); {user_of(self._file)} needs the right "
-                "Write on the transactional ids that begin with the sink's name"
+                f"not allowed to write under transactional id {name} ({text}); "
+                + needs(self._file, "Write on the transactional ids that begin with the sink's name")
             )
 
     def _missing_for_long(self) -> bool:
