@@ -1,7 +1,8 @@
 """Write the bill of materials: bom.json (CycloneDX 1.6), and the table of licences in docs/licences.md.
 
-Made from constraints.txt and proto/protoc.txt, which pin every third-party package (and have the hashes of their files); licences come from
-the installed packages' metadata. Nothing in it says when it was made, so that the same constraints give the same file.
+Made from constraints.txt and proto/protoc.txt, which pin every third-party package (and have the hashes of their
+files); licences come from the installed packages' metadata. Nothing in it says when it was made, so that the same
+constraints give the same file.
 
     .venv/bin/python tools/bill.py            write both
     .venv/bin/python tools/bill.py --check    exit 1 when one of them is stale, or a package's licence is not known

@@ -1,9 +1,9 @@
 """Generate the Python stubs of `proto/` (run it after every change of a .proto file).
 
-Stubs refuse a protobuf or a gRPC older than their compiler, and Spark's images have those that PySpark asks for. So the
-compiler is as old as these, of the group `protoc` of the root pyproject.toml, pinned in proto/protoc.txt and in a folder
-of its own, since its metadata exclude the newer protobuf beside it. Newer ones run what it writes: protobuf promises as
-much for its next major version (protobuf.dev, "Cross-Version Runtime Guarantee"), gRPC for all later ones.
+Stubs refuse a protobuf or a gRPC older than their compiler, and Spark's images have those that PySpark asks for. So
+the compiler is as old as these: of the group `protoc` of the root pyproject.toml, pinned in proto/protoc.txt, and in a
+folder of its own, since its metadata exclude the newer protobuf beside it. Newer ones run what it writes: protobuf
+promises as much up to its next major version (protobuf.dev, "Cross-Version Runtime Guarantee"), gRPC for later ones.
 
 python tools/generate_protos.py            write the stubs
 python tools/generate_protos.py --check    fail when the committed ones are stale

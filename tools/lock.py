@@ -41,7 +41,9 @@ DERIVED = {
 }
 """Files, and the packages and extras that each is for."""
 COMPILER = ROOT / "proto" / "protoc.txt"
-COMPILER_HEADER = "# The group `protoc` of pyproject.toml, by tools/lock.py; alone, without what it asks for.\n"
+COMPILER_HEADER = (
+    "# The group `protoc` of pyproject.toml, by tools/lock.py; alone, without what it asks for.\n"
+)
 HEADER = "# Derived from constraints.txt by tools/lock.py --derive; not edited by hand.\n"
 
 

@@ -76,7 +76,9 @@ def pulled_in(wheels: Iterable[Wheel], name: str) -> set[str]:
         if name in by_name and name not in found:
             found.add(name)
             # Requirements of extras are left out: nobody asks for them.
-            waiting += [canonicalize_name(each.name) for each in by_name[name].requires if each.marker is None]
+            waiting += [
+                canonicalize_name(each.name) for each in by_name[name].requires if each.marker is None
+            ]
     return found
 
 
