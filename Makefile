@@ -189,6 +189,13 @@ spark-source-test: setup ## exactly-once reading with nodes, gateways and execut
 spark-sink-rows: setup ## a million rows of random keys beside librdkafka's murmur2, every shape and codec read back; ROWS=1000000 SEED=n (java)
 	PENSTOCK_SPARK_SINK_ROWS=$(or $(ROWS),1000000) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_rows.py -s
 
+.PHONY: spark-connect-test spark-credentials-test
+spark-connect-test: setup ## Spark Connect over two workers: our packages installed, on the server alone, or sent along by a client (java)
+	PENSTOCK_SPARK_CONNECT=1 $(PYTEST) tests/spark/test_spark_connect.py -s
+
+spark-credentials-test: setup ## every job over SASL_SSL by a file, with and without rights; no password on a page, in a plan or in a file of Spark's (java)
+	PENSTOCK_SPARK_CREDENTIALS=1 $(PYTEST) tests/spark/test_spark_credentials.py -s
+
 .PHONY: large
 large: setup ## a hundred thousand partitions: snapshots, controllers that lag, new subscribers, a fenced node: nobody notices
 	PENSTOCK_LARGE_PARTITIONS=100000 $(PYTEST) tests/cluster/test_controller_large.py -s

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark_jvm() -> Iterator[None]:
     """Spark's JVM outlives its sessions, and would keep the terminal of whoever runs the tests open."""
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")  # where its web pages are served, too
+        yield
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

@@ -1,20 +1,35 @@
-"""Spark at gateways that sign clients in: only the path of the client file travels, and tokens are renewed."""
+"""Spark at gateways that sign clients in: only the path of the client file travels, and tokens are renewed.
+
+The long form, with every job as a command on a standalone Spark: make spark-credentials-test.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import json
 import os
+import re
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
 import pytest
+from confluent_kafka.admin import AclOperation, ResourceType
 
+from penstock.local.ports import choose_free
 from support.doors import PASSWORD, Doors, client_file_text, doors_cluster
+from support.kafka import create_topic, read_all
 from support.spark import WAIT_S, started
+from support.spark_pages import WatchedPages, pages
+from support.spark_standalone import standalone_spark
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -23,6 +38,27 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 TOKEN_LIFETIME_MS = 1_000
+long_form = pytest.mark.skipif(
+    "PENSTOCK_SPARK_CREDENTIALS" not in os.environ, reason="of the long form: make spark-credentials-test"
+)
+COUNT = 2000
+SPLIT = PASSWORD.index(":") + 1
+CANARIES = [
+    PASSWORD[SPLIT:].encode(),  # however the colon is written
+    *(base64.b64encode(b"." * shift + PASSWORD.encode())[4:20] for shift in range(3)),
+    b"pst1.",  # a gateway's tokens
+]
+
+
+def files_of(*places: Path) -> dict[str, bytes]:
+    """What is in files below some places."""
+    return {str(path): path.read_bytes() for place in places for path in place.rglob("*") if path.is_file()}
+
+
+def check_no_canary(texts: Iterable[tuple[str, bytes]]) -> None:
+    for name, text in texts:
+        for canary in CANARIES:
+            assert canary not in text, f"{canary!r} in {name}"
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +74,15 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def logged_spark(spark_jvm: None, events: Path) -> Iterator[SparkSession]:
-    """With an event log, which has all that Spark's UI shows."""
+    """With its web pages, and an event log."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
         .appName("penstock-credentials")
-        .config("spark.ui.enabled", "false")
+        .config("spark.ui.enabled", "true")
+        .config("spark.ui.port", "0")
         .config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.compress", "false")
         .config("spark.eventLog.dir", events.as_uri())
@@ -91,8 +128,18 @@ def test_a_batch_by_a_file_and_its_refusals(logged_spark: SparkSession, doors: D
             read(logged_spark, doors, refused).count()
         assert PASSWORD not in str(caught.value)
     nobody = client_file(doors, tmp_path, "nobody")
-    with pytest.raises(Exception, match="not allowed to describe topic open"):
+    with pytest.raises(
+        Exception,
+        match=r"not allowed to describe topic open; User nobody of .*nobody.* needs the right Describe",
+    ):
         read(logged_spark, doors, nobody).count()
+    doors.set_user("describer", PASSWORD)
+    doors.allow("describer", AclOperation.DESCRIBE, "open")
+    describer = client_file(doors, tmp_path, "describer")
+    with pytest.raises(
+        Exception, match=r"not allowed to read topic open; User describer of .* needs the right Read"
+    ):
+        read(logged_spark, doors, describer).count()
 
 
 def test_a_stream_goes_on_over_many_tokens_and_no_secret_is_anywhere(
@@ -154,3 +201,227 @@ def test_a_stream_goes_on_over_many_tokens_and_no_secret_is_anywhere(
     assert PASSWORD.encode() not in searched
     assert b"pst1." not in searched
     assert token.encode() not in searched
+
+
+def committed(doors: Doors, topic: str) -> Counter[bytes]:
+    found = read_all(doors.kafka, topic, WAIT_S, **{"isolation.level": "read_committed"})
+    return Counter(record.value for record in found)
+
+
+def last_line(error: BaseException) -> str:
+    return [line for line in str(error).splitlines() if "Error: " in line][-1]
+
+
+@pytest.fixture(scope="module")
+def writing(doors: Doors) -> None:
+    """Topics that alice may write to, under every sink's name; and somebody who may read alone."""
+    for topic in ("copies", "streams"):
+        create_topic(doors.kafka, topic, 2)
+        doors.allow("alice", AclOperation.ALL, topic)
+        doors.allow("nobody", AclOperation.DESCRIBE, topic)
+    doors.allow("alice", AclOperation.ALL, "*", ResourceType.TRANSACTIONAL_ID)
+
+
+def test_exactly_once_by_a_file_and_no_secret_is_on_any_page(
+    logged_spark: SparkSession, doors: Doors, writing: None, events: Path, tmp_path: Path
+) -> None:
+    file, checkpoint = client_file(doors, tmp_path), tmp_path / "checkpoint"
+    gateway = ",".join(doors.addresses("grpc"))
+    rows = logged_spark.range(100).selectExpr("CAST(id AS STRING) AS value")
+
+    def write(file: Path, **options: str) -> None:
+        given = {"gateway": gateway, "credentialsFile": str(file), "topic": "copies"} | options
+        rows.write.format("penstock").mode("append").options(**given).save()
+
+    for _ in range(2):
+        write(file, txnAppId="signed", txnVersion="1")
+    assert committed(doors, "copies") == Counter(b"%d" % number for number in range(100))
+    source = logged_spark.readStream.format("penstock").options(
+        gateway=gateway, subscribe="copies", startingOffsets="earliest", credentialsFile=str(file),
+        isolation="read_committed",
+    )  # fmt: skip
+
+    def begin() -> Any:
+        sink = source.load().writeStream.format("penstock").options(
+            gateway=gateway, topic="streams", credentialsFile=str(file), checkpointLocation=str(checkpoint)
+        )  # fmt: skip
+        return sink.trigger(availableNow=True).start()
+
+    assert started(begin).awaitTermination(int(WAIT_S))
+    assert committed(doors, "streams") == Counter(b"%d" % number for number in range(100))
+    nobody = client_file(doors, tmp_path, "nobody")
+    with pytest.raises(Exception, match="not allowed") as caught:
+        write(nobody, txnAppId="unsigned", txnVersion="1")
+    assert re.search(
+        r"GatewayError: not allowed to write as sink spark-unsigned .*; User nobody of .* needs the right Write on the "
+        "transactional ids", last_line(caught.value),
+    ), str(caught.value)  # fmt: skip
+    address = logged_spark.sparkContext.uiWebUrl
+    assert address is not None
+    assert address.startswith("http://127.0.0.1:"), address
+    shown = pages(address)
+    print(len(shown), "pages")
+    for part in (
+        "/environment/",
+        "/SQL/execution/?id=",
+        "/StreamingQuery/statistics?id=",
+        "/api/v1/applications/",
+    ):
+        assert any(part in url for url in shown), (part, sorted(shown))
+    assert any(str(file).encode() in text for text in shown.values()), (
+        "options are shown, as they are meant to be"
+    )
+    check_no_canary(shown.items())
+    check_no_canary(files_of(checkpoint, events).items())
+
+
+def command(doors: Doors, file: Path, *words: str, log: Path, master: str = "local[2]") -> list[str]:
+    return [
+        sys.executable, "-m", "penstock.cli.main", "spark", "run", *words, "--json", "--master", master,
+        "--gateway", ",".join(doors.addresses("grpc")), "--credentials-file", str(file), "--spark-log", str(log),
+        "--conf", "spark.driver.memory=1g", "--conf", "spark.sql.shuffle.partitions=2",
+        "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.driver.bindAddress=127.0.0.1",
+        "--conf", "spark.log.level=INFO",
+    ]  # fmt: skip
+
+
+def called(words: list[str], state: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command; its checkpoints are in `state`, and no page of Spark is beyond this machine."""
+    environment = os.environ | {
+        "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "XDG_STATE_HOME": str(state)
+    }  # fmt: skip
+    return subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+
+
+def check_refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
+    """Exit code 1, and one line that says why."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    last = done.stderr.splitlines()[-1]
+    assert [line for line in done.stderr.splitlines() if "error" in line.lower() or "Traceback" in line] == [
+        last
+    ]
+    assert re.fullmatch(f"penstock: error: .*{sentence}.*", last), last
+
+
+def test_a_job_without_rights_ends_in_one_line(doors: Doors, tmp_path: Path) -> None:
+    nobody, log = client_file(doors, tmp_path, "nobody"), tmp_path / "spark.log"
+    done = called(command(doors, nobody, "audit", "--topic", "open", log=log), tmp_path / "state")
+    check_refused(done, "not allowed to describe topic open; User nobody of .* needs the right Describe")
+    assert b"SparkContext" in log.read_bytes()
+    check_no_canary([("the log", log.read_bytes()), ("stderr", done.stderr.encode())])
+
+
+@pytest.fixture
+def flights(doors: Doors) -> None:
+    """A topic of JSON, ten minutes of it, and one record that is an hour later."""
+    for user, topics in (("alice", "*"), ("reader", "flights")):
+        doors.set_user(user, PASSWORD)
+        right = AclOperation.ALL if user == "alice" else AclOperation.READ
+        doors.allow(user, right, topics)
+    doors.allow("reader", AclOperation.DESCRIBE, "copy")
+    doors.allow("alice", AclOperation.ALL, "*", ResourceType.TRANSACTIONAL_ID)
+    for operation in (AclOperation.CREATE, AclOperation.ALTER):
+        doors.allow("alice", operation, "kafka-cluster", ResourceType.BROKER)
+    for topic, partitions in (("flights", 2), ("copy", 3), ("again", 2), ("counts", 1)):
+        create_topic(doors.kafka, topic, partitions)
+    producer = confluent_kafka.Producer({"bootstrap.servers": doors.kafka, "linger.ms": 20})
+    begin_ms = time.time_ns() // 1_000_000 - 7_200_000
+    for number in range(COUNT):
+        value = json.dumps({"carrier": "PN" if number % 3 else "UA", "flight": number})
+        producer.produce("flights", value, str(number % 100), timestamp=begin_ms + number * 300)
+    for partition in (0, 1):
+        late = json.dumps({"carrier": "PN", "flight": -partition})
+        producer.produce("flights", late, partition=partition, timestamp=begin_ms + 4_000_000)
+    assert producer.flush(WAIT_S) == 0
+
+
+JOBS = {
+    "audit": (),
+    "archive": ("--to", "{directory}/archive"),
+    "repartition": ("--to", "copy", "--partitions", "3"),
+    "replay": ("--to", "again", "--keep-partitions"),
+    "windowed": (
+        *("--to", "counts", "--window", "1m", "--watermark", "1m", "--group-by", "carrier"),
+        *("--schema", "carrier STRING, flight INT", "--available-now"),
+    ),
+    "report": ("--out", "{directory}/report.html"),
+}
+
+
+@long_form
+def test_every_job_by_a_file_and_no_secret_is_anywhere(doors: Doors, flights: None, tmp_path: Path) -> None:
+    """On a standalone Spark: what driver, executors, master and workers write and show, and what jobs leave behind."""
+    alice = client_file(doors, tmp_path)
+    events, work = tmp_path / "events", tmp_path / "standalone"
+    for directory in (events, work):
+        directory.mkdir()
+    said: list[tuple[str, bytes]] = []
+    shown: dict[str, int] = {}
+    results: dict[str, Any] = {}
+    with standalone_spark(work) as master:
+        logs = "".join(path.read_text() for path in work.glob("*.txt"))
+        own = re.findall(r"Bound (?:Master|Worker)WebUI to \S+, and started at (http://\S+)", logs)
+        assert len(own) == 3, own
+        for job, options in JOBS.items():
+            (port,) = choose_free(1, set())
+            words = [word.format(directory=tmp_path) if "{directory}" in word else word for word in options]
+            words = command(
+                doors, alice, job, "--topic", "flights", *words, log=tmp_path / f"{job}.log", master=master
+            )
+            for setting in (
+                "spark.ui.enabled=true", f"spark.ui.port={port}", "spark.eventLog.enabled=true",
+                f"spark.eventLog.dir={events.as_uri()}", "spark.executor.memory=512m",
+            ):  # fmt: skip
+                words += ["--conf", setting]
+            with WatchedPages(f"http://127.0.0.1:{port}") as watched:
+                done = called(words, tmp_path / "state")
+            assert done.returncode == 0, done.stdout + done.stderr
+            results[job] = json.loads(done.stdout)
+            shown[job] = len(watched.urls)
+            said += [(f"{job}: stdout", done.stdout.encode()), (f"{job}: stderr", done.stderr.encode())]
+            said += [(f"{job}: a page", text) for text in watched.texts]
+            assert any("/environment/" in url for url in watched.urls), (job, watched.urls)
+        said += [(url, text) for address in own for url, text in pages(address).items()]
+    print("pages by job:", shown)
+    wanted = Counter(record.value for record in read_all(doors.kafka, "flights"))
+    assert [results[job]["findings"] for job in JOBS] == [[]] * len(JOBS)
+    assert {
+        job: results[job]["rows"] for job in ("audit", "archive", "repartition", "replay", "report")
+    } == dict.fromkeys(("audit", "archive", "repartition", "replay", "report"), COUNT + 2)
+    assert committed(doors, "copy") == committed(doors, "again") == wanted
+    counts = [json.loads(value) for value in committed(doors, "counts")]
+    assert sum(item["count"] for item in counts) == COUNT
+    assert {item["carrier"] for item in counts} == {"PN", "UA"}
+    assert "flights" in (tmp_path / "report.html").read_text()
+    places = [events, work, *(tmp_path / name for name in ("archive", "state")), tmp_path / "report.html"]
+    written = files_of(*(place for place in places if place.is_dir()))
+    written |= {str(path): path.read_bytes() for path in (*tmp_path.glob("*.log"), tmp_path / "report.html")}
+    for part in ("/app-", "/events/", "/state/penstock/spark/", "/archive/_penstock/", "audit.log"):
+        assert any(part in name for name in written), (part, sorted(written)[:50])
+    assert any("/stderr" in name and b"Executor" in text for name, text in written.items())
+    assert any(str(alice).encode() in text for name, text in written.items() if "/events/" in name)
+    print(len(written), "files,", len(said), "texts")
+    check_no_canary(written.items())
+    check_no_canary(said)
+
+
+@long_form
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_without_rights(doors: Doors, flights: None, tmp_path: Path, job: str) -> None:
+    words = [word.format(directory=tmp_path) if "{directory}" in word else word for word in JOBS[job]]
+    nobody = client_file(doors, tmp_path, "nobody")
+    done = called(
+        command(doors, nobody, job, "--topic", "flights", *words, log=tmp_path / "log"), tmp_path / "state"
+    )
+    check_refused(done, "not allowed to describe topic flights; User nobody of .* needs the right Describe")
+
+
+@long_form
+def test_a_job_that_may_read_alone(doors: Doors, flights: None, tmp_path: Path) -> None:
+    reader = client_file(doors, tmp_path, "reader")
+    words = command(doors, reader, "repartition", "--topic", "flights", "--to", "copy", log=tmp_path / "log")
+    check_refused(
+        called(words, tmp_path / "state"),
+        "not allowed to write as sink .* User reader of .* needs the right Write",
+    )
