@@ -174,8 +174,8 @@ transactions-test: setup ## transactions of every client by both ways in while n
 	PENSTOCK_TRANSACTIONS=1 $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_offsets_in_transactions.py -s
 
 .PHONY: spark-jobs-test
-spark-jobs-test: setup ## jobs that are killed at random end equal to their topic; a replay's rate; a standalone Spark (java)
-	PENSTOCK_SPARK_JOBS=1 $(PYTEST) tests/spark/test_spark_jobs.py tests/spark/test_spark_jobs_killed.py tests/spark/test_spark_jobs_long.py -s
+spark-jobs-test: setup ## all jobs by command on RECORDS=200000; killed at random they end equal to their topic; a replay's rate; a standalone Spark; ONLY="words" (java)
+	PENSTOCK_SPARK_JOBS=1 PENSTOCK_SPARK_RECORDS=$(RECORDS) $(PYTEST) tests/spark/test_spark_jobs.py tests/spark/test_spark_jobs_cluster.py tests/spark/test_spark_jobs_commands.py tests/spark/test_spark_jobs_killed.py tests/spark/test_spark_jobs_long.py $(if $(ONLY),-k "$(ONLY)") -s
 
 .PHONY: spark-sink-test
 spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUNDS=20 SEED=n ONLY="task-in or foreign" (java)

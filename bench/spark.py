@@ -1,395 +1,231 @@
 """Penstock's Spark source beside Spark's Kafka connector: the same session, the same minute, the same machine.
 
-    make bench-spark                                all rows, 5 rounds after one that is dropped
-    make bench-spark BENCH="--quick --json"         small topics, 2 rounds; one JSON document on stdout
-    make bench-spark BENCH="--only count"           the jobs whose name has that in it
+    make bench-spark                                       all rows, 5 rounds after one that is dropped
+    make bench-spark BENCH="--quick --json"                small topics, 2 rounds; one JSON document on stdout
+    make bench-spark BENCH="--only count"                  the jobs whose name has that in it; memory is one
+    make bench-spark BENCH="--json FILE --minutes 30"      as far as that goes; the same command goes on with the rest
+    make bench-spark BENCH="--json FILE --profile"         and what the rows that miss their goal spend their time on
 
 Kafka 4.3.1 and a Penstock of one node and one gateway stand beside Spark on the same cores, with the same JSON records
 in two partitions each. Every round runs every system once, one after another; medians are told, and their ratios. CPU
-is that of Spark's JVM and its Python workers. `worker_mb` is the largest Python worker after each of 50 reads in a
-session of its own turn. No number is a promise: read the ratios of one run.
+is that of Spark's JVM and its Python workers. Memory is that of a session of its own for the connector and for
+Penstock, with 50 reads each: the most that its JVM had resident, and the largest Python worker after each read. No
+number is a promise: read the ratios of one run.
 
-With --json: `{"rows": [{"job", "size", "mode", "kafka", "penstock", "ratio", "cpu_ratio"}], "worker_mb": [...]}`.
-`kafka` and `penstock` are records a second, in the job `micro-batch p50` ms.
+With --json: `{"rows": [{"job", "size", "mode", "kafka", "penstock", "ratio", "cpu_ratio", ...}], "worker_mb": [...]}`,
+and the runs that they follow from. `kafka` and `penstock` are records a second, in the job `micro-batch p50` ms, in
+`JVM peak RSS` MB.
+`tools/results.py spark FILE` puts the document's tables into docs/results/spark.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import os
-import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Final
 
-import psutil
-from bench.peer import KafkaCluster
-from confluent_kafka import Producer
+from bench.connector.documents import Document, Run, load, save
+from bench.connector.goals import GOALS, KIB, SMALL
+from bench.connector.jobs import TASKS, Bench, Contender, Task
+from bench.connector.memory import measured
+from bench.connector.plan import memory_left, sizes_needed, tasks_left
+from bench.connector.profiles import profiled
+from bench.connector.sessions import session
+from bench.connector.systems import Addresses, Sizes, chosen_sizes, systems, topic_of
+from bench.connector.tables import HEAD, cells, profile_lines, workers
+from bench.peer import KAFKA_VERSION
+from bench.runner import machine
+from bench.runner.plan import has_time
 from rich.console import Console
 from rich.table import Table
 
-from penstock.local import ports
-from support.cluster import running_cluster
-from support.kafka import create_topic
-from support.spark_connector import connector_jars
+from support.spark_connector import CONNECTOR_VERSION
 
-PARTITIONS = 2
-SIZES = {"1 KiB": (1024, 1_000_000), "100 B": (100, 4_000_000)}
+FULL: Final[Sizes] = {KIB: (1024, 1_000_000), SMALL: (100, 4_000_000)}
 """By name: bytes of a value, and records."""
-QUICK_DIVISOR = 10
-MODES = ("gateway", "direct")
-MEMORY_READS = 50
-LATENCY_RATE_PER_S = 2_000
-LATENCY_BATCHES = 40
-SCHEMA = "id LONG, city STRING, pad STRING"
-_CITIES = ("Berlin", "Lima", "Osaka", "Quito", "Turin")
+QUICK_DIVISOR: Final = 10
+QUICK_ROUNDS: Final = 2
+READS: Final = 50
+QUICK_READS: Final = 10
+STDOUT: Final = "-"
+
+Say = Callable[[str], None]
 
 
-@dataclass
-class Row:
-    """One line of the table; see the module."""
+class Session:
+    """As much of a bench as there is time for."""
 
-    job: str
-    size: str
-    mode: str
-    kafka: float
-    penstock: float
-    ratio: float
-    cpu_ratio: float
+    def __init__(self, document: Document, keep: Callable[[], None], say: Say, minutes: float) -> None:
+        self.document = document
+        self._keep = keep
+        self._say = say
+        self._budget_s = 60 * minutes
+        self._begun_s = time.monotonic()
+        self._longest_s = 0.0
+        self.left_out = 0
 
-
-@dataclass(frozen=True)
-class Addresses:
-    """Where both are."""
-
-    kafka: str
-    penstock: str
-    gateway: str
-
-
-@dataclass
-class Took:
-    """What one run cost."""
-
-    wall_s: float
-    cpu_s: float
-
-
-def value_of(number: int, size: int) -> bytes:
-    """JSON of exactly so many bytes."""
-    text = f'{{"id":{number},"city":"{_CITIES[number % len(_CITIES)]}","pad":"'
-    return (text + "x" * (size - len(text) - 2) + '"}').encode()
-
-
-def fill(bootstrap: str, topic: str, size: int, count: int) -> None:
-    """The same records in every system."""
-    create_topic(bootstrap, topic, PARTITIONS, 1)
-    producer = Producer(
-        {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 50, "batch.size": 1_000_000,
-         "queue.buffering.max.kbytes": 200_000, "log_level": 0}
-    )  # fmt: skip
-    for number in range(count):
-        while True:
-            try:
-                producer.produce(topic, value_of(number, size), partition=number % PARTITIONS)
-                break
-            except BufferError:
-                producer.poll(0.05)
-        if number % 1000 == 0:
-            producer.poll(0)
-    if producer.flush(300):
-        raise SystemExit(f"{topic} was not written whole")
-
-
-@contextmanager
-def systems(folder: Path, sizes: dict[str, tuple[int, int]]) -> Iterator[Addresses]:
-    """Both, filled."""
-    kafka = KafkaCluster(folder / "kafka", 1, ports.choose_base())
-    kafka.start()
-    try:
-        with running_cluster(folder / "penstock", controllers=1, nodes=1, gateways=1) as penstock:
-            for name, (size, count) in sizes.items():
-                for bootstrap in (kafka.bootstrap, penstock.bootstrap):
-                    fill(bootstrap, topic_of(name), size, count)
-            for bootstrap in (kafka.bootstrap, penstock.bootstrap):
-                for topic in ("written", "ticks"):
-                    create_topic(bootstrap, topic, PARTITIONS, 1)
-            yield Addresses(kafka.bootstrap, penstock.bootstrap, penstock.gateway)
-    finally:
-        kafka.stop()
-
-
-def topic_of(size: str) -> str:
-    return "json-" + size.replace(" ", "").lower()
-
-
-def session() -> Any:
-    """Spark with the connector's jars."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    made = (
-        SparkSession.builder.master("local[2]")
-        .appName("penstock-bench")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.jars", ",".join(str(jar) for jar in connector_jars()))
-        .getOrCreate()
-    )
-    made.sparkContext.setLogLevel("ERROR")
-    return made
-
-
-def spark_processes(spark: Any) -> list[psutil.Process]:
-    """The JVM and all Python workers under it."""
-    jvm = psutil.Process(spark.sparkContext._gateway.proc.pid)
-    return [jvm, *jvm.children(recursive=True)]
-
-
-def spark_cpu_s(spark: Any) -> float:
-    """Of the JVM and its workers, ended ones too."""
-    total = 0.0
-    for process in spark_processes(spark):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
-def largest_worker_mb(spark: Any) -> float:
-    """Of Spark's Python processes, the one with most memory."""
-    sizes = [0.0]
-    for process in spark_processes(spark)[1:]:
-        try:
-            sizes.append(process.memory_info().rss / 1e6)
-        except psutil.NoSuchProcess:
-            continue
-    return round(max(sizes), 1)
-
-
-class Bench:
-    """One session with both systems."""
-
-    def __init__(
-        self,
-        spark: Any,
-        at: Addresses,
-        sizes: dict[str, tuple[int, int]],
-        rounds: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self.say = say
-        self.spark = spark
-        self.at = at
-        self.sizes = sizes
-        self.rounds = rounds
-
-    def reader(self, mode: str, topic: str, *, stream: bool = False) -> Any:
-        """`mode` is "kafka", or a fetch mode of Penstock's."""
-        reader = self.spark.readStream if stream else self.spark.read
-        if mode == "kafka":
-            return reader.format("kafka").options(
-                **{"kafka.bootstrap.servers": self.at.kafka, "subscribe": topic}
-            )
-        return reader.format("penstock").options(gateway=self.at.gateway, subscribe=topic, fetchMode=mode)
-
-    def _timed(self, work: Callable[[], Any]) -> Took:
-        cpu_s, begun_s = spark_cpu_s(self.spark), time.perf_counter()
+    def in_time(self, work: Callable[[], None]) -> bool:
+        """Whether there was time for one more step as long as the longest so far."""
+        begun_s = time.monotonic()
+        if not has_time(begun_s - self._begun_s, self._longest_s, self._budget_s):
+            self.left_out += 1
+            return False
         work()
-        return Took(time.perf_counter() - begun_s, spark_cpu_s(self.spark) - cpu_s)
+        self._longest_s = max(self._longest_s, time.monotonic() - begun_s)
+        return True
 
-    def compare(self, job: str, size: str, count: int, work: Callable[[str], Callable[[], Any]]) -> list[Row]:
-        """Rounds of all modes, interleaved; the first round is dropped."""
-        took: dict[str, list[Took]] = {mode: [] for mode in ("kafka", *MODES)}
-        for number in range(self.rounds + 1):
-            for mode, runs in took.items():
-                run = self._timed(work(mode))
-                if number:
-                    runs.append(run)
-        walls = {mode: statistics.median(run.wall_s for run in runs) for mode, runs in took.items()}
-        cpus = {mode: statistics.median(run.cpu_s for run in runs) for mode, runs in took.items()}
-        for mode in took:
-            self.say(f"  {mode}: {walls[mode]:.2f} s, {cpus[mode] / count * 1e6:.2f} CPU s per M records")
-        return [
-            Row(
-                job,
-                size,
-                mode,
-                round(count / walls["kafka"]),
-                round(count / walls[mode]),
-                round(walls["kafka"] / walls[mode], 2),
-                round(cpus[mode] / max(cpus["kafka"], 0.01), 2),
-            )
-            for mode in MODES
+    def rounds(self, bench: Bench, task: Task, left: Sequence[int]) -> None:
+        """Interleaved; one is dropped ahead of them, in each session anew."""
+        self._say(task.name)
+        for number in (0, *left):
+            if not self.in_time(lambda number=number: self._round(bench, task, number)):  # type: ignore[misc]
+                self.left_out += len(left) - (list(left).index(number) + 1 if number else 0)
+                return
+
+    def _round(self, bench: Bench, task: Task, number: int) -> None:
+        count = bench.sizes[task.size][1]
+        runs = []
+        for one in task.contenders:
+            took = task.run(bench, one)
+            runs += [Run(job, task.size, one.mode, number, count, took.value, took.cpu_s) for job in one.jobs]
+        told = ", ".join(
+            f"{run.job if 'write' in run.job else ''} {run.mode} {run.value:.2f}".strip() for run in runs
+        )
+        self._say(f"  round {number}{'' if number else ' (dropped)'}: {told}")
+        if number:
+            self.document.runs += runs
+            self._keep()
+
+    def memory(self, at: Addresses, sizes: Sizes, system: str, reads: int) -> None:
+        self._say(f"memory: {system}, {reads} reads")
+        address = at.kafka if system == "kafka" else at.gateway
+        found = measured(system, address, topic_of(KIB), sizes[KIB][1], reads)
+        self.document.memory = [one for one in self.document.memory if one.system != system] + [found]
+        self._keep()
+
+    def profile(self, bench: Bench, task: Task, one: Contender) -> None:
+        job = one.jobs[0]
+        self._say(f"profile: {job}, {task.size}, {one.mode}")
+        found = profiled(bench.spark, job, task.size, one.mode, lambda: task.run(bench, one))
+        held = [
+            each
+            for each in self.document.profiles
+            if (each.job, each.size, each.mode) != (job, task.size, one.mode)
         ]
-
-    # -- jobs -------------------------------------------------------------------------------
-
-    def count_and_length(self, size: str) -> list[Row]:
-        topic, count = topic_of(size), self.sizes[size][1]
-
-        def work(mode: str) -> Callable[[], Any]:
-            frame = self.reader(mode, topic).load()
-            return lambda: check(frame.selectExpr("count(1)", "sum(length(value))").first(), count)
-
-        return self.compare("count", size, count, work)
-
-    def value_only(self, size: str) -> list[Row]:
-        topic, count = topic_of(size), self.sizes[size][1]
-
-        def work(mode: str) -> Callable[[], Any]:
-            reader = self.reader(mode, topic)
-            frame = (reader if mode == "kafka" else reader.schema("value BINARY")).load()
-            return lambda: check(frame.selectExpr("count(1)", "sum(length(value))").first(), count)
-
-        return self.compare("count, value alone", size, count, work)
-
-    def from_json(self, size: str) -> list[Row]:
-        topic, count = topic_of(size), self.sizes[size][1]
-
-        def work(mode: str) -> Callable[[], Any]:
-            frame = self.reader(mode, topic).load().selectExpr(f"from_json(string(value), '{SCHEMA}') AS v")
-            grouped = frame.groupBy("v.city").count().groupBy().sum("count")
-            return lambda: check(grouped.first(), count)
-
-        return self.compare("from_json", size, count, work)
-
-    def write(self, size: str) -> list[Row]:
-        width, count = self.sizes[size]
-        frame = self.spark.range(count).selectExpr(f"lpad(string(id), {width}, 'x') AS value")
-
-        def work(mode: str) -> Callable[[], Any]:
-            writer = frame.write.mode("append")
-            if mode == "kafka":
-                writer = writer.format("kafka").option("kafka.bootstrap.servers", self.at.kafka)
-            else:
-                writer = writer.format("penstock").options(gateway=self.at.gateway, delivery="at-least-once")
-            return lambda: writer.option("topic", "written").save()
-
-        return [
-            row for row in self.compare("write, at-least-once", size, count, work) if row.mode == "gateway"
-        ]
-
-    def latency(self) -> list[Row]:
-        """p50 of micro-batches that have rows, at trigger 0."""
-        p50 = {mode: self._micro_batches_ms(mode) for mode in ("kafka", *MODES)}
-        return [
-            Row(
-                "micro-batch p50",
-                "100 B",
-                mode,
-                p50["kafka"],
-                p50[mode],
-                round(p50[mode] / p50["kafka"], 2),
-                0.0,
-            )
-            for mode in MODES
-        ]
-
-    def _micro_batches_ms(self, mode: str) -> float:
-        ended = threading.Event()
-        bootstrap = self.at.kafka if mode == "kafka" else self.at.penstock
-        ticking = threading.Thread(target=tick, args=(bootstrap, ended))
-        with tempfile.TemporaryDirectory() as checkpoint:
-            query = (
-                self.reader(mode, "ticks", stream=True)
-                .load()
-                .writeStream.format("noop")
-                .option("checkpointLocation", checkpoint)
-                .trigger(processingTime="0 seconds")
-                .start()
-            )
-            ticking.start()
-            try:
-                found: dict[int, float] = {}
-                while len(found) < LATENCY_BATCHES + 10:
-                    time.sleep(0.2)
-                    if query.exception() is not None:
-                        raise SystemExit(f"the query failed: {query.exception()}")
-                    for progress in query.recentProgress:
-                        if progress["numInputRows"]:
-                            found[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
-            finally:
-                ended.set()
-                query.stop()
-                ticking.join()
-        # The first ones compile.
-        return float(statistics.median(found[batch] for batch in sorted(found)[10:]))
-
-    def memory(self, reads: int) -> list[float]:
-        """Largest worker after each read of all records of 1 KiB, in both modes in turn."""
-        found = []
-        for number in range(reads):
-            frame = self.reader(MODES[number % 2], topic_of("1 KiB")).load()
-            frame.selectExpr("count(1)", "sum(length(value))").first()
-            found.append(largest_worker_mb(self.spark))
-        return found
+        self.document.profiles = [*held, found]
+        self._keep()
 
 
-def check(row: Any, count: int) -> None:
-    if row[0] != count:
-        raise SystemExit(f"{row[0]} records were read, {count} are there")
+def measure(options: argparse.Namespace, document: Document, keep: Callable[[], None], say: Say) -> int:
+    """What is left of it. Returns how many steps there was no time for."""
+    sizes = {
+        name: (size, count // (QUICK_DIVISOR if options.quick else 1)) for name, (size, count) in FULL.items()
+    }
+    left = tasks_left(options.only, options.rounds, document)
+    memory = memory_left(options.only, options.reads, document)
+    profiles = _to_profile(document, options.only) if options.profile else []
+    if not left and not memory and not profiles:
+        return 0
+    run = Session(document, keep, say, options.minutes)
+    needed = sizes_needed([task for task, _ in left] + [task for task, _ in profiles], memory)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-spark-", dir=options.scratch) as folder,
+        systems(Path(folder), chosen_sizes(sizes, needed)) as at,
+    ):
+        # Ahead of this process's own JVM, which would take memory beside them.
+        for system in memory:
+            run.in_time(lambda system=system: run.memory(at, sizes, system, options.reads))  # type: ignore[misc]
+        if left or options.profile:
+            with session() as spark:
+                bench = Bench(spark, at, sizes)
+                for task, rounds in left:
+                    run.rounds(bench, task, rounds)
+                for task, one in _to_profile(document, options.only) if options.profile else []:
+                    run.in_time(lambda task=task, one=one: run.profile(bench, task, one))  # type: ignore[misc]
+    return run.left_out
 
 
-def tick(bootstrap: str, ended: threading.Event) -> None:
-    """Writes at an even rate until told to end."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
-    begun_s, number = time.perf_counter(), 0
-    while not ended.is_set():
-        while number < (time.perf_counter() - begun_s) * LATENCY_RATE_PER_S:
-            producer.produce("ticks", value_of(number, 100), partition=number % PARTITIONS)
-            number += 1
-        producer.poll(0.005)
-    producer.flush(60)
+def _to_profile(document: Document, only: str) -> list[tuple[Task, Contender]]:
+    """Rows that miss their goal, and have no profile yet."""
+    missed = {row.key for row in document.rows() if row.missed and row.key in GOALS}
+    done = {(one.job, one.size, one.mode) for one in document.profiles}
+    return [
+        (task, one)
+        for task in TASKS
+        for one in task.contenders
+        if only in task.name and (one.jobs[0], task.size, one.mode) in missed - done and len(one.jobs) == 1
+    ]
 
 
-def measure(bench: Bench, only: str, reads: int) -> tuple[list[Row], list[float]]:
-    """All jobs whose name has `only` in it."""
-    jobs: list[tuple[str, Callable[[], list[Row]]]] = []
-    for size in bench.sizes:
-        jobs += [
-            (f"count {size}", lambda size=size: bench.count_and_length(size)),  # type: ignore[misc]
-            (f"value alone {size}", lambda size=size: bench.value_only(size)),  # type: ignore[misc]
-            (f"from_json {size}", lambda size=size: bench.from_json(size)),  # type: ignore[misc]
-        ]
-    jobs += [("write 100 B", lambda: bench.write("100 B")), ("micro-batch p50", bench.latency)]
-    rows: list[Row] = []
-    for name, job in jobs:
-        if only in name:
-            bench.say(name)
-            rows += job()
-    if only not in "memory":
-        return rows, []
-    bench.say("memory")
-    return rows, bench.memory(reads)
+def _document(options: argparse.Namespace) -> Document:
+    """A new one, or that of the file as far as it is. Raises ValueError."""
+    versions = machine.versions(KAFKA_VERSION) | {
+        "PySpark": version("pyspark"),
+        "Spark's Kafka connector": CONNECTOR_VERSION,
+    }
+    new = Document(
+        machine.commit(), datetime.date.today().isoformat(),  # noqa: DTZ011 - the reader's own day
+        machine.facts(), versions, "quick" if options.quick else "full",
+    )  # fmt: skip
+    if options.json in (None, STDOUT) or not Path(options.json).exists():
+        return new
+    held = load(Path(options.json))
+    if why := held.fits(new):
+        raise ValueError(f"{options.json} is of another occasion: {why}; give --json another name")
+    return held
 
 
-def is_needed(size: str, only: str) -> bool:
-    """Whether records of that size are read by what was chosen."""
-    if only in "memory":
-        return not only or size == "1 KiB"
-    return size in only or not any(each in only for each in SIZES)
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        document = _document(options)
+    except ValueError as error:
+        say(f"bench.spark: {error}")
+        return 1
+
+    def keep() -> None:
+        if options.json not in (None, STDOUT):
+            save(document, Path(options.json))
+
+    left_out = measure(options, document, keep, say)
+    if left_out:
+        say(f"{left_out} steps were left out: no time for them; the same command goes on with them")
+    if options.json == STDOUT:
+        print(json.dumps(document.to_json()))
+    else:
+        show(document)
+    return 0
 
 
-def main() -> None:
+def show(document: Document) -> None:
+    """As a table."""
+    table = Table(*HEAD, title=f"{document.commit}, {document.date}, {document.size}")
+    for row in document.rows():
+        table.add_row(*cells(row))
+    Console(width=170).print(table)
+    if document.worker_mb:
+        print(workers(document.worker_mb))
+    for profile in document.profiles:
+        print("\n".join(profile_lines(profile)))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="bench.spark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--rounds", type=int, default=5, help="after one that is dropped; default %(default)s"
+        "--rounds", type=int, default=0, help="after one that is dropped; default 5, 2 with --quick"
     )
     parser.add_argument(
         "--quick", action="store_true", help="a tenth of the records, 2 rounds, 10 reads for memory"
@@ -398,52 +234,25 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="jobs whose name has these in it; memory is one"
     )
-    parser.add_argument("--json", action="store_true", help="one document on stdout")
-    arguments = parser.parse_args()
-    divisor = QUICK_DIVISOR if arguments.quick else 1
-    sizes = {
-        name: (size, count // divisor)
-        for name, (size, count) in SIZES.items()
-        if is_needed(name, arguments.only)
-    }
-    rounds = 2 if arguments.quick else arguments.rounds
-    reads = arguments.reads or (10 if arguments.quick else MEMORY_READS)
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    with tempfile.TemporaryDirectory(prefix="bench-spark-") as folder, systems(Path(folder), sizes) as at:
-        spark = session()
-        try:
-            rows, worker_mb = measure(Bench(spark, at, sizes, rounds, say), arguments.only, reads)
-        finally:
-            spark.stop()
-    if arguments.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "worker_mb": worker_mb}))
-        return
-    show(rows, worker_mb)
-
-
-def show(rows: list[Row], worker_mb: list[float]) -> None:
-    """As a table."""
-    table = Table("job", "size", "mode", "Kafka", "Penstock", "ratio", "CPU")
-    for row in rows:
-        table.add_row(
-            row.job,
-            row.size,
-            row.mode,
-            f"{row.kafka:,.0f}",
-            f"{row.penstock:,.0f}",
-            f"{row.ratio}",
-            f"{row.cpu_ratio}",
-        )
-    Console().print(table)
-    if worker_mb:
-        late = worker_mb[-30:]
-        print(
-            f"largest worker: {max(worker_mb)} MB; over the last {len(late)} reads {min(late)} to {max(late)} MB"
-        )
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="one document on stdout; with FILE it is kept there after each round, and the next call goes on",
+    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="begin nothing that would end later")
+    parser.add_argument(
+        "--profile", action="store_true", help="rows that miss their goal once more, under Spark's profiler"
+    )
+    parser.add_argument(
+        "--scratch", type=Path, help="where the systems have their data (the temporary folder)"
+    )
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (QUICK_ROUNDS if options.quick else 5)
+    options.reads = options.reads or (QUICK_READS if options.quick else READS)
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,10 +10,11 @@
     make fuzz EXECUTIONS=10000000 ONLY="sasl.scram" ARGS="--json scram.json"
     make security SECURITY="--json security.json"
     make bench BENCH="--json bench.json"; make bench-transactions BENCH="--json transactions.json"
+    make bench-spark BENCH="--json spark.json --profile"
 
 The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run), fuzz,
 families (of fuzz targets, one file per family), security (a second file is of a run before a change), bench or
-transactions (one file per occasion; their tables stand in docs/performance.md).
+transactions (one file per occasion; their tables stand in docs/performance.md), spark (one file per run: all are kept).
 Commit and date stand above the table: those of a bench's last document, else of HEAD and today, unless --commit and
 --date say otherwise.
 """
@@ -303,6 +304,18 @@ def _bench(held: Sequence[Figures]) -> str:
     return "\n\n".join(page_block(from_json(one)) for one in held)
 
 
+def _spark(held: Sequence[Figures]) -> str:
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from bench.connector.documents import from_json
+    from bench.connector.tables import page
+
+    return "\n\n".join(
+        f"Run {number}, {one['commit']}, {one['date']}, {one['size']} size.\n\n{page(from_json(one))}"
+        for number, one in enumerate(held, 1)
+    )
+
+
 KINDS: Final[dict[str, Kind]] = {
     "bench": Kind("../performance.md", ("make bench",), _bench),
     "transactions": Kind("../performance.md", ("make bench-transactions",), _bench),
@@ -322,6 +335,7 @@ KINDS: Final[dict[str, Kind]] = {
     "fuzz": Kind("fuzz.md", ("make fuzz",), _fuzz),
     "families": Kind("fuzz.md", ('make fuzz EXECUTIONS=10000000 ONLY="..."',), _families),
     "security": Kind("security.md", ("make security",), _security),
+    "spark": Kind("spark.md", ("make bench-spark",), _spark),
 }
 
 

@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         keep=options.keep,
         is_secure=options.secure,
         is_transactional=options.transactions,
+        is_audited=options.audit,
         tell=Printer(len(chosen), quiet=options.json),
     )
     if options.json:
@@ -109,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
         "--transactions",
         action="store_true",
         help="a transactional load beside the ordinary one, in every scenario that is run",
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="at the end of each scenario `penstock spark run audit` of what was written (java)",
     )
     parser.add_argument("--json", action="store_true", help="results as JSON in place of the table")
     parser.add_argument(

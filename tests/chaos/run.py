@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from chaos.audit import audit, words
 from chaos.checker import ALLOWED, Verdict, check
 from chaos.cluster import Cluster
 from chaos.history import History, Polls
@@ -68,9 +69,16 @@ class Run(Scene):
     """What a scenario is given: the cluster, who leads, and the marks in time that it must set; and the load."""
 
     def __init__(
-        self, cluster: Cluster, phases: Phases, dice: random.Random, *, is_transactional: bool = False
+        self,
+        cluster: Cluster,
+        phases: Phases,
+        dice: random.Random,
+        *,
+        is_transactional: bool = False,
+        is_audited: bool = False,
     ) -> None:
         super().__init__(cluster, phases, dice, [TOPIC])
+        self.is_audited = is_audited
         self.others = History()
         """What clients did that a scenario brought along."""
         self.ballast: Ledger | None = None
@@ -173,6 +181,7 @@ def judge(run: Run, result: Result) -> Verdict:
     assert not dead, f"{dead[0]} ended by itself: {cluster.last_words(dead[0])}"
     for name in cluster.traces():
         run.note(f"stack trace in the log of {name}")
+    findings = _audit(run) if run.is_audited else []
     placed = run.placed()
     placed_transactions = run.placed(TRANSACTIONAL_TOPIC) if run.transactions is not None else {}
     cluster.down()
@@ -189,9 +198,22 @@ def judge(run: Run, result: Result) -> Verdict:
     result.lost, result.duplicated = verdict.lost, verdict.duplicated
     result.anomalies = {str(kind): found.count for kind, found in verdict.found.items()}
     compare_replicas(placed, {cluster.state.member(name).id: polls for name, polls in replicas.items()})
+    if findings:
+        result.status = "anomalies"
+        result.anomalies |= dict(Counter(f"audit: {one['kind']}" for one in findings))
     if run.transactions is not None:
         assert not run.transactions.fatal(), f"fatal errors of producers: {run.transactions.fatal()}"
     return verdict
+
+
+def _audit(run: Run) -> list[dict[str, Any]]:
+    """What the audit of the loads' topics has found, while the cluster is up."""
+    findings = []
+    for topic in (TOPIC, *([TRANSACTIONAL_TOPIC] if run.transactions is not None else [])):
+        found = audit(run.cluster, topic)
+        run.note(words(topic, found))
+        findings += found["findings"]
+    return findings
 
 
 def _judge_transactions(run: Run, part: TransactionalPart, placed: Mapping[int, Sequence[int]]) -> Verdict:

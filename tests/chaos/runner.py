@@ -36,14 +36,17 @@ def run_scenario(
     keep: bool = False,
     is_secure: bool = False,
     is_transactional: bool = False,
+    is_audited: bool = False,
 ) -> Result:
-    """One scenario, with a transactional load if it or the caller says so. The cluster's directory is kept when
-    something went wrong, or with `keep`."""
+    """One scenario, with a transactional load if it or the caller says so, and an audit by Spark at its end if the
+    caller does. The cluster's directory is kept when something went wrong, or with `keep`."""
     result = Result(scenario.name, seed=seed)
     is_transactional = is_transactional or scenario.is_transactional
     why = scenario.missing()
     if is_secure and is_transactional:
         why = "the user of a secure cluster's load has no right to transactions"
+    if is_secure and is_audited:
+        why = "the user of a secure cluster's load has no file for Spark"
     if why:
         result.status = "skipped"
         result.notes.append(why)
@@ -58,7 +61,7 @@ def run_scenario(
             Janitor() as janitor,
             Cluster(directory, scenario.needs, janitor, is_secure=is_secure) as cluster,
         ):
-            run = Run(cluster, phases, dice, is_transactional=is_transactional)
+            run = Run(cluster, phases, dice, is_transactional=is_transactional, is_audited=is_audited)
             _carry_out_and_judge(run, scenario, result)
     except AssertionError as error:
         result.status = "failed"
@@ -113,6 +116,7 @@ def run_all(
     keep: bool,
     is_secure: bool = False,
     is_transactional: bool = False,
+    is_audited: bool = False,
     tell: Tell,
 ) -> list[Result]:
     """All of them; `tell` hears of each result at once. Ctrl-C ends the run and keeps what there is."""
@@ -129,6 +133,7 @@ def run_all(
                 keep=keep,
                 is_secure=is_secure,
                 is_transactional=is_transactional,
+                is_audited=is_audited,
             )
         except (KeyboardInterrupt, Interrupted):
             break

@@ -4,15 +4,20 @@ Standard input: one JSON document, `{"jars": [...], "sources": {format: {option:
 `{"name", "options", "columns", "stream", "bare", "write", "reads"}`: `bare` is one without the options of `sources`,
 and `write` a SELECT whose rows are written, in a stream out of `incoming`, which is read by the options `reads`.
 Standard output: one line a case and source, `{"name", "format", "rows"}` with rows as lists in order (none of a
-write; of a stream each ends with the number of its micro-batch), or `{"name", "format", "error"}`.
+write; of a stream each ends with the number of its micro-batch), or `{"name", "format", "error"}`. A case that is
+`resumed` has `offsets`, what `penstock spark offsets` says of the checkpoint, and `rest`: the rows of a batch that
+starts where it says that the first micro-batch has ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +42,13 @@ def rows_of(frame: DataFrame, columns: list[str]) -> list[list[Any]]:
     )
 
 
-def read(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, Any]) -> list[list[Any]]:
+def read(
+    spark: SparkSession,
+    form: str,
+    base: dict[str, str],
+    case: dict[str, Any],
+    checkpoint: Path | None = None,
+) -> list[list[Any]]:
     columns = COLUMNS + case["columns"]
     options = ({} if case["bare"] else base) | case["options"]
     if case["write"] and case["stream"]:
@@ -56,6 +67,8 @@ def read(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, A
 
     frame = spark.readStream.format(form).options(**options).load()
     writer = frame.writeStream.foreachBatch(collect).trigger(availableNow=True)
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", str(checkpoint))
 
     def start() -> Any:
         found.clear()  # of a query that is started anew
@@ -74,6 +87,28 @@ def write_stream(
         writer = writer.option("checkpointLocation", directory).trigger(availableNow=True)
         started(writer.start).awaitTermination()
     return []
+
+
+def resumed(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, Any]) -> dict[str, Any]:
+    """Of a query whose checkpoint was looked at."""
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint, ahead = Path(directory) / "checkpoint", Path(directory) / "ahead"
+        rows = read(spark, form, base, case, checkpoint)
+        shutil.copytree(checkpoint, ahead)
+        for path in (ahead / "commits").iterdir():
+            if path.name.strip(".").removesuffix(".crc") != "0":
+                path.unlink()  # as it was when the first micro-batch had ended
+        options = base | {"subscribe": case["options"]["subscribe"], "startingOffsets": spark_offsets(ahead)}
+        rest = rows_of(spark.read.format(form).options(**options).load(), COLUMNS)
+        return {"rows": rows, "offsets": json.loads(spark_offsets(checkpoint, "--json")), "rest": rest}
+
+
+def spark_offsets(checkpoint: Path, *more: str) -> str:
+    """By the command."""
+    words = ["-m", "penstock.cli.main", "spark", "offsets", "--checkpoint", str(checkpoint), *more]
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.strip()
 
 
 def sentence(text: str) -> str:
@@ -101,7 +136,10 @@ def main() -> None:
         for form, base in work["sources"].items():
             answer: dict[str, Any] = {"name": case["name"], "format": form}
             try:
-                answer["rows"] = read(spark, form, base, case)
+                if case["resumed"]:
+                    answer |= resumed(spark, form, base, case)
+                else:
+                    answer["rows"] = read(spark, form, base, case)
             except Exception as error:
                 answer["error"] = sentence(str(error)) or type(error).__name__
             print(json.dumps(answer), flush=True)

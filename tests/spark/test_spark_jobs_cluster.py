@@ -16,7 +16,7 @@ import pytest
 from penstock_kafka.records.batch import BatchInfo, iter_batches
 from pyspark_penstock.jobs import audit
 from support.cluster import running_cluster, start_ready
-from support.kafka import create_topic, produce, read_all
+from support.kafka import client_config, create_topic, produce, read_all
 from support.spark import WAIT_S
 from support.transaction_file import leave_transactions
 from support.waiting import wait_for
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 COUNT = 400
+TRANSACTIONS = 9
 BATCHED: dict[str, Any] = {"batch.num.messages": 10}
 SMALL = {"segment_bytes": "16384"}
 SETTINGS = {"storage-node": {"compaction_interval_ms": "300"}}
@@ -86,6 +87,8 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
         send(cluster, "copy", [*values, values[123]])
         first = segments(directory, "latest")[0]
         wait_for(lambda: 0 < size_bytes(first) < 8_000, "the topic is compacted", WAIT_S)
+        create_topic(cluster.bootstrap, "ledger", 3, 1)
+        write_transactions(cluster, "ledger")
         leave_transactions(cluster, directory, "decided")
         cluster.kill("node-1", signal.SIGTERM)
         changed = plant(directory, "changed", with_a_changed_byte)
@@ -102,6 +105,25 @@ def send(cluster: LocalCluster, topic: str, values: list[bytes]) -> None:
     for number, value in enumerate(values):
         producer.produce(topic, value, b"key-%d" % (number % 7) if number < COUNT else b"key-%d" % (123 % 7))
     assert producer.flush(WAIT_S) == 0
+
+
+def write_transactions(cluster: LocalCluster, topic: str) -> None:
+    """By a real client: a third is aborted; of one record to many, on all three partitions, plain and compressed."""
+    from confluent_kafka import Producer
+
+    for number, codec in enumerate(("none", "zstd")):
+        settings = {"transactional.id": f"writer-{number}", "compression.type": codec, **BATCHED}
+        producer = Producer(client_config(cluster.bootstrap, **settings))
+        producer.init_transactions(WAIT_S)
+        for turn in range(TRANSACTIONS):
+            producer.begin_transaction()
+            for at in range(turn * 5 + 1):
+                producer.produce(topic, b"%s-%d-%d" % (codec.encode(), turn, at), partition=at % 3)
+            if turn % 3 == 1:
+                assert producer.flush(WAIT_S) == 0  # what is aborted unsent is nowhere
+                producer.abort_transaction(WAIT_S)
+            else:
+                producer.commit_transaction(WAIT_S)
 
 
 def run(spark: SparkSession, found: Audited, topic: str, **more: Any) -> dict[str, Any]:
@@ -153,6 +175,20 @@ def test_a_topic_of_transactions(spark: SparkSession, audited: Audited) -> None:
     decided = run(spark, audited, "decided", isolation="read_committed")
     assert decided["ok"]
     assert decided["to"]["decided"]["0"] < everything["to"]["decided"]["0"]
+
+
+def test_a_topic_of_a_clients_transactions(spark: SparkSession, audited: Audited) -> None:
+    everything = run(spark, audited, "ledger")
+    assert everything["ok"], everything["findings"]
+    rows = everything["partitions"]
+    sizes = [turn * 5 + 1 for turn in range(TRANSACTIONS)] * 2
+    assert sum(row["records"] + row["aborted"] for row in rows) == sum(sizes)
+    assert sum(row["aborted"] for row in rows) == 2 * sum(turn * 5 + 1 for turn in range(1, TRANSACTIONS, 3))
+    assert all(row["control"] for row in rows)
+    assert all(row["records"] + row["aborted"] + row["control"] == row["last"] + 1 for row in rows)
+    committed = run(spark, audited, "ledger", isolation="read_committed")
+    assert committed["ok"], committed["findings"]
+    assert committed["rows"] == sum(row["records"] for row in rows)
 
 
 def test_a_record_twice_in_a_copy_by_the_command(audited: Audited) -> None:

@@ -152,6 +152,61 @@ def test_a_replay_in_time(spark: SparkSession, memory: StageGateway) -> None:
     assert len(values(memory, "copy")) == 341
 
 
+class Ended(Exception):
+    """Of a run that a test ends where a kill could."""
+
+
+def test_a_replay_with_a_name_goes_on(spark: SparkSession, memory: StageGateway, tmp_path: Path) -> None:
+    fill(memory, (300, 40))
+    gateway = memory.addresses[0]
+    archive(spark, topic="flights", to=str(tmp_path / "a"), gateway=gateway)
+    where: dict[str, Any] = {
+        "to": "copy",
+        "gateway": gateway,
+        "keep_partitions": True,
+        "records_per_slice": 100,
+    }
+    sources: list[dict[str, Any]] = [
+        {"topic": "flights"},
+        {"archive": str(tmp_path / "a")},
+        {"topic": "flights", "speed": 10.0},
+        {"topic": "flights", "rate": 200.0, "since": str(BEGIN_MS)},
+    ]
+    for number, source in enumerate(sources):
+        memory.create("copy", 2)
+        wanted = sorted(row["value"] for row in memory.rows("flights"))
+        expected = [value for value in wanted if value != b"late"] if "archive" in source else wanted
+
+        def end_now(line: str) -> None:
+            raise Ended(line)
+
+        name = f"run-{number}"
+        with pytest.raises(Ended, match="slice 0, "):
+            replay(spark, run=name, progress=end_now, **where, **source)
+        ahead = len(values(memory, "copy"))
+        assert 0 < ahead < len(expected)
+        # What comes meanwhile is none of this replay's records: their offsets are those of its first start.
+        memory.append("flights", 1, [b"late"], timestamp_ms=BEGIN_MS + (number + 1) * 60_000)
+        result = replay(spark, run=name, **where, **source)
+        assert values(memory, "copy") == expected
+        assert (result["run"], result["rows"]) == (name, len(expected) - ahead)
+        done = replay(spark, run=name, **where, **source)
+        assert (done["rows"], values(memory, "copy")) == (0, expected)
+        assert done["from"] == done["to"] == result["to"]
+    again: dict[str, Any] = where | sources[-1]
+    with pytest.raises(
+        JobError, match=r"is the checkpoint of another job \(rate 200.0\); give another --run"
+    ):
+        replay(spark, run=name, **(again | {"rate": 100.0}))
+    with pytest.raises(
+        JobError, match=r"copy has \d+ slices of run 'run-3', and .*lost does not say which: name"
+    ):
+        replay(spark, run=name, checkpoint=str(tmp_path / "lost"), **again)
+    with pytest.raises(OptionError, match="a checkpoint belongs to a run with a name"):
+        replay(spark, checkpoint=str(tmp_path / "lost"), **again)
+    assert values(memory, "copy") == expected
+
+
 def test_windows_equal_the_batch_query(spark: SparkSession, memory: StageGateway, tmp_path: Path) -> None:
     carriers = ["PN", "XY", None]
     for minute in range(30):

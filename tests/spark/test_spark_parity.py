@@ -61,6 +61,8 @@ class Case:
     """A SELECT whose rows are written; compared is what a Kafka client reads then. {topic} is one of its own."""
     reads: dict[str, str] = field(default_factory=dict)
     """Options by which a stream that is written is read."""
+    resumed: bool = False
+    """Of a stream: its checkpoint is looked at by `penstock spark offsets`, and read on from there."""
     write_times: bool = False
     """Timestamps of what was written are compared too."""
 
@@ -159,7 +161,12 @@ FIRST = {"startingOffsets": "earliest"}
 STREAM = [
     Case("stream", ORDERS | FIRST, stream=True),
     Case("stream from latest", ORDERS, stream=True),
-    Case("stream maxOffsetsPerTrigger", ORDERS | FIRST | {"maxOffsetsPerTrigger": "8"}, stream=True),
+    Case(
+        "stream maxOffsetsPerTrigger",
+        ORDERS | FIRST | {"maxOffsetsPerTrigger": "8"},
+        stream=True,
+        resumed=True,
+    ),
     Case(
         "stream maxOffsetsPerTrigger, uneven",
         ORDERS | FIRST | {"maxOffsetsPerTrigger": "7"},
@@ -439,6 +446,23 @@ def test_the_outcome_is_the_connectors(outcomes: dict[tuple[str, str], dict[str,
         # Ours is one sentence, in the last line.
         assert "Error: " in ours["error"], ours
         assert re.search(case.outcome, ours["error"]), ours
+
+
+@pytest.mark.parametrize("form", ["kafka", "penstock"])
+def test_offsets_of_a_checkpoint_are_where_the_next_query_starts(
+    outcomes: dict[tuple[str, str], dict[str, Any]], form: str
+) -> None:
+    """Of checkpoints that Spark has written, of the connector's source and of ours."""
+    found = [answer for (_, of), answer in outcomes.items() if of == form and "rest" in answer]
+    if not found:
+        pytest.skip("the case with a checkpoint was not asked for")
+    (answer,) = found
+    (source,) = answer["offsets"]["sources"]
+    ends = {"orders": {str(part): 20 for part in range(TOPICS["orders"])}}
+    assert (source["kind"], source["startingOffsets"]) == (form, ends)
+    assert answer["offsets"]["batch_id"] == max(int(row[-1]) for row in answer["rows"]) > 0
+    # And of the first micro-batch: the batch has read all that came behind it, and nothing else.
+    assert answer["rest"] == [row[:-1] for row in answer["rows"] if row[-1] != "0"]
 
 
 def test_the_short_form_has_cases_of_the_table() -> None:

@@ -74,6 +74,14 @@ def repartition(topic: str, to: str, partitions: int | None, key: str, checkpoin
 @click.option("--rate", type=POSITIVE, metavar="R", help="So many records a second.")
 @click.option("--speed", type=POSITIVE, metavar="X", help="In their own time, X times as fast.")
 @click.option("--keep-partitions", is_flag=True, help="By the record's partition, not by its key.")
+@click.option(
+    "--run",
+    "run_name",
+    default="",
+    metavar="NAME",
+    help="A name for this replay: started again under it, one that was killed goes on.",
+)
+@checkpoint_option
 @job_options
 def replay(
     topic: str,
@@ -84,21 +92,27 @@ def replay(
     rate: float | None,
     speed: float | None,
     keep_partitions: bool,
+    run_name: str,
+    checkpoint: str,
     **common: Any,
 ) -> int:
     """Write records of a topic or an archive once more, to another topic, at a rate or in their own time.
 
-    Each record is written once by a run; another run writes all of them again. Records keep their times.
+    Each record is written once by a run; another run writes all of them again. With --run it has a name, under which
+    one that was killed goes on where it was, and one that is done writes nothing. Records keep their times.
 
     \b
     Examples:
       penstock spark run replay --topic flights --to flights-test --rate 5000
+      penstock spark run replay --topic flights --to flights-test --rate 5000 --run monday
       penstock spark run replay --archive /data/flights --to flights-test --since 2026-11-26T14:00:00Z --speed 10
     """
     if bool(topic) == bool(archive):
         raise click.UsageError("give --topic or --archive, one of them")
     if rate and speed:
         raise click.UsageError("--rate and --speed exclude each other")
+    if checkpoint and not run_name:
+        raise click.UsageError("--checkpoint goes with --run")
     wanted = {
         "topic": topic,
         "archive": archive,
@@ -108,6 +122,8 @@ def replay(
         "rate": rate or 0.0,
         "speed": speed or 0.0,
         "keep_partitions": keep_partitions,
+        "run": run_name,
+        "checkpoint": checkpoint,
     }
     return run_job("replay", wanted, Cluster.of(click.get_current_context(), common))
 

@@ -25,6 +25,7 @@ whose text is one line.
 `replay`           records once more, at a rate or at a multiple of their time
 `report`           what a topic is like, as one HTML file
 `report_page`      the page itself
+`replay_runs`      a replay that has a name, and goes on after a kill
 `slices`           how a replay is cut
 `stored`           what stored batches say: each offset's account
 `streams`          a streaming query, run to its end

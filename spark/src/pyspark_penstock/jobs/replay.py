@@ -1,15 +1,18 @@
 """`replay`: records of a topic or an archive once more: at a rate, at a multiple of their time, or at once.
 
 The records are cut into slices, of which each is written as one unit, exactly once. Offsets are fixed beforehand; a
-partition is one task, in its order. Another run writes all of it again.
+partition is one task, in its order. Another run writes all of it again, unless both have the same name
+(see replay_runs.py).
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark_penstock.errors import OptionError
@@ -27,6 +30,7 @@ from pyspark_penstock.jobs.frame import (
 )
 from pyspark_penstock.jobs.pacing import Pace
 from pyspark_penstock.jobs.read_archive import read_archive
+from pyspark_penstock.jobs.replay_runs import NamedRun, Plan, Slice
 from pyspark_penstock.jobs.slices import Ranges, Stretch, by_count, by_time, covered
 from pyspark_penstock.jobs.times import time_ms
 from pyspark_penstock.jobs.writing import MEASURES, SCHEMA, TIME, Target, target_of
@@ -37,16 +41,6 @@ if TYPE_CHECKING:
 RECORDS_PER_SLICE: Final = 1_000_000
 SLICE_S: Final = 5.0
 """Of a replay in time. Spark starts a job for each, which takes about a second."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """What is written as one unit. `pace` is None where nothing has to wait."""
-
-    ranges: Ranges
-    due_s: float = 0.0
-    """Since the replay's begin."""
-    pace: Pace | None = None
 
 
 class Beat:
@@ -114,6 +108,7 @@ class Origin:
     """Where records come from: `rows` of ranges of offsets, each partition as one task in its order."""
 
     topic: str
+    topic_id: bytes
     first: Offsets
     end: Offsets
     rows: Callable[[Ranges], DataFrame]
@@ -130,6 +125,8 @@ def replay(
     rate: float = 0.0,
     speed: float = 0.0,
     keep_partitions: bool = False,
+    run: str = "",
+    checkpoint: str = "",
     records_per_slice: int = RECORDS_PER_SLICE,
     gateway: str = DEFAULT_GATEWAY,
     credentials_file: str = "",
@@ -138,11 +135,14 @@ def replay(
     """Writes the committed records of `topic`, or those of `archive`, to `to`: those from `since` and before `until`.
 
     Times are those of the records, in ISO 8601 or ms since 1970. `rate`: records a second; `speed`: original time per
-    time of the replay; 0 for neither. `keep_partitions`: by the record's partition, not by its key. Raises
-    PenstockError.
+    time of the replay; 0 for neither. `keep_partitions`: by the record's partition, not by its key. `run`: a name, by
+    which a replay that was killed goes on, with the offsets of its first start; one that is done writes nothing.
+    `checkpoint`: a directory for what that takes; "" for one of the user's state. Raises PenstockError.
     """
     if bool(topic) == bool(archive):
         raise OptionError("a replay reads a topic or an archive; give one of them")
+    if checkpoint and not run:
+        raise OptionError("a checkpoint belongs to a run with a name; give run, or leave the checkpoint out")
     wanted = Wanted.of(since, until, rate, speed)
     outcome = Outcome("replay")
     cluster = Cluster(gateway, credentials_file, "read_committed")
@@ -153,9 +153,28 @@ def replay(
             f"topic {to!r} has {target.partitions} partitions, and {origin.topic} {max(origin.first) + 1}: make it "
             "with as many, or let the keys decide"
         )
-    origin, slices = _cut(origin, wanted, records_per_slice)
-    _write(origin, wanted, slices, target, keep_partitions, outcome, progress)
-    outcome.cover(origin.topic, origin.first, origin.end)
+    named = None
+    if run:
+        told = {
+            "archive": str(Path(archive).absolute()) if archive else "",
+            "since_ms": wanted.since_ms,
+            "until_ms": wanted.until_ms,
+            "rate": rate,
+            "speed": speed,
+            "keep_partitions": keep_partitions,
+        }
+        named = NamedRun.at(run, checkpoint, origin, target, told)
+    with nullcontext() if named is None else named.alone():
+        if named is None:
+            plan, done = _cut(origin, wanted, records_per_slice), 0
+            application = f"replay-{uuid.uuid4().hex}"
+            names = {"txnAppId": application}
+        else:
+            plan, done = named.plan(lambda: _cut(origin, wanted, records_per_slice))
+            names = {"sinkId": named.sink, "txnAppId": named.sink}
+            outcome.more = {"run": run, "checkpoint": str(named.place.directory), "sink": named.sink}
+        _write(origin, wanted, plan.slices, done, target, names, keep_partitions, outcome, progress)
+    outcome.cover(origin.topic, plan.first_from(done) if done else plan.first, plan.end)
     result = outcome.as_dict()
     return result | {"rate": result["rows_per_s"]}
 
@@ -166,7 +185,7 @@ def _of_topic(spark: SparkSession, span: Span) -> Origin:
         high = {part: ranges[part][1] if part in ranges else span.end[part] for part in span.first}
         return span.frame(spark, SCHEMA, first=low, end=high, includeHeaders="true", failOnDataLoss="true")
 
-    return Origin(span.topic, span.first, span.end, rows)
+    return Origin(span.topic, span.topic_id, span.first, span.end, rows)
 
 
 def _of_archive(spark: SparkSession, directory: str) -> Origin:
@@ -178,7 +197,7 @@ def _of_archive(spark: SparkSession, directory: str) -> Origin:
     for item in items:
         first[item.partition] = min(first.get(item.partition, item.from_offset), item.from_offset)
         end[item.partition] = max(end.get(item.partition, item.to_offset), item.to_offset)
-    topic = files.manifests[0].topic
+    manifest = files.manifests[0]
 
     def rows(ranges: Ranges) -> DataFrame:
         chosen = everything.where(
@@ -189,25 +208,25 @@ def _of_archive(spark: SparkSession, directory: str) -> Origin:
         )
         return chosen.repartitionById(max(ranges) + 1, "partition").sortWithinPartitions("offset")
 
-    return Origin(topic, first, end, rows)
+    return Origin(manifest.topic, bytes.fromhex(manifest.topic_id), first, end, rows)
 
 
-def _cut(origin: Origin, wanted: Wanted, most: int) -> tuple[Origin, Iterator[Slice]]:
-    """The slices, and the origin as far as it is wanted."""
+def _cut(origin: Origin, wanted: Wanted, most: int) -> Plan:
+    """The slices, and the offsets as far as they are wanted."""
+    first, end = origin.first, origin.end
     density = 1.0
     stretches: list[Stretch] = []
     if wanted.filter() or wanted.speed:
         stretches = _stretches(origin, wanted)
-        first, end = covered(stretches)
-        offsets = sum(end[part] - first[part] for part in first)
+        low, high = covered(stretches)
+        offsets = sum(high[part] - low[part] for part in low)
         density = sum(item.count for item in stretches) / offsets if offsets else 1.0
-        begun = {part: origin.end[part] for part in origin.first} | first
-        origin = replace(origin, first=begun, end={part: origin.end[part] for part in begun} | end)
+        first, end = origin.end | low, origin.end | high
     if wanted.speed:
-        return origin, _slices_in_time(stretches, wanted)
+        return Plan(first, end, _slices_in_time(stretches, wanted))
     if wanted.rate:
         most = min(most, max(round(wanted.rate * SLICE_S / max(density, 1e-9)), 1))
-    return origin, (Slice(ranges) for ranges in by_count(origin.first, origin.end, most))
+    return Plan(first, end, tuple(Slice(ranges) for ranges in by_count(first, end, most)))
 
 
 def _stretches(origin: Origin, wanted: Wanted) -> list[Stretch]:
@@ -237,19 +256,22 @@ def _stretches(origin: Origin, wanted: Wanted) -> list[Stretch]:
     return [Stretch(**row.asDict()) for row in found.collect()]
 
 
-def _slices_in_time(stretches: list[Stretch], wanted: Wanted) -> Iterator[Slice]:
+def _slices_in_time(stretches: list[Stretch], wanted: Wanted) -> tuple[Slice, ...]:
     begun_ms = min((item.first_ms for item in stretches), default=0)
+    found = []
     for step, ranges in by_time(stretches):
         from_ms = max(step * wanted.step_ms, begun_ms)
-        due_s = (from_ms - begun_ms) / 1000 / wanted.speed
-        yield Slice(ranges, due_s, Pace(0.0, SLICE_S, speed=wanted.speed, from_ms=from_ms))
+        found.append(Slice(ranges, (from_ms - begun_ms) / 1000 / wanted.speed, from_ms))
+    return tuple(found)
 
 
 def _write(
     origin: Origin,
     wanted: Wanted,
-    slices: Iterator[Slice],
+    slices: Sequence[Slice],
+    done: int,
     target: Target,
+    names: dict[str, str],
     keep_partitions: bool,
     outcome: Outcome,
     progress: Progress,
@@ -257,24 +279,24 @@ def _write(
     from pyspark.sql import Observation
     from pyspark.sql.functions import expr
 
-    run = f"replay-{uuid.uuid4().hex}"
     columns = ["key", "value", "headers", TIME, *(["partition"] if keep_partitions else [])]
     beat = Beat()
-    for number, item in enumerate(slices):
-        due_s = outcome.rows / wanted.rate if wanted.rate else item.due_s
+    begun_s = slices[done].due_s if done < len(slices) else 0.0
+    for number, item in enumerate(slices[done:], done):
+        due_s = outcome.rows / wanted.rate if wanted.rate else item.due_s - begun_s
         time.sleep(max(beat.left_s(due_s), 0.0))
         rows = origin.rows(item.ranges).where(wanted.filter() or "true")
         if wanted.rate:
             rows = _paced(rows, _share(item.ranges, wanted.rate, beat.at(due_s)))
-        elif item.pace is not None:
-            rows = _paced(rows, replace(item.pace, begun_s=beat.at(due_s)))
+        elif item.from_ms is not None:
+            rows = _paced(rows, Pace(beat.at(due_s), SLICE_S, speed=wanted.speed, from_ms=item.from_ms))
         seen = Observation()
         (
             rows.selectExpr(*columns)
             .observe(seen, *(expr(one) for one in MEASURES))
             .write.format("penstock")
             .mode("append")
-            .options(**target.options(txnAppId=run, txnVersion=str(number)))
+            .options(**target.options(**names, txnVersion=str(number)))
             .save()
         )
         counted = seen.get

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pyspark_penstock.errors import OptionError, PenstockError
 from pyspark_penstock.gateway import (
@@ -122,7 +122,17 @@ def _made(client: GatewayClient, topic: str, partitions: int) -> TopicInfo:
     raise JobError(f"topic {topic!r} was made, and no gateway shows it; see the right Describe on it")
 
 
-def sink_name(job: str, source: Span, target: Target, *words: str) -> str:
+class Known(Protocol):
+    """A topic whose id is known, wherever its records are read."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def topic_id(self) -> bytes: ...
+
+
+def sink_name(job: str, source: Known, target: Target, *words: str) -> str:
     """The same for a job on the same two topics, and for no other: a topic that is made anew has another id."""
     told = json.dumps([job, source.topic_id.hex(), target.topic_id.hex(), *words])
     digest = hashlib.sha256(told.encode()).hexdigest()[:16]
@@ -137,7 +147,14 @@ class Checkpoint:
     directory: Path
 
     @classmethod
-    def at(cls, given: str, sink: str, told: dict[str, Any]) -> Checkpoint:
+    def at(
+        cls,
+        given: str,
+        sink: str,
+        told: dict[str, Any],
+        *,
+        mend: str = "name another with --checkpoint",
+    ) -> Checkpoint:
         """Where it is asked for, or else under the user's state. `told`: the job; no other may go on there.
 
         Raises PenstockError.
@@ -155,9 +172,7 @@ class Checkpoint:
                 other = sorted(name for name in told if found.get(name) != told[name])
                 if other:
                     said = ", ".join(f"{name} {found.get(name)!r}" for name in other)
-                    raise JobError(
-                        f"{directory} is the checkpoint of another job ({said}); name another with --checkpoint"
-                    )
+                    raise JobError(f"{directory} is the checkpoint of another job ({said}); {mend}")
             elif (directory / "metadata").exists():
                 raise JobError(
                     f"{directory} is the checkpoint of another query; name another with --checkpoint"
