@@ -199,7 +199,11 @@ def from_json(held: Any) -> Document:
         raise ValueError(f"no document of a bench beside Spark's connector, of form {FORM}")
     try:
         return Document(
-            *(held[name] for name in ("commit", "date", "machine", "versions", "size")),
+            commit=held["commit"],
+            date=held["date"],
+            machine=held["machine"],
+            versions=held["versions"],
+            size=held["size"],
             runs=[Run(**one) for one in held["runs"]],
             memory=[Memory(**{**one, "worker_mb": tuple(one["worker_mb"])}) for one in held["memory"]],
             profiles=[

@@ -18,10 +18,12 @@ from pyspark_penstock.jobs import writing
 from pyspark_penstock.jobs.frame import Cluster, JobError, Span
 from pyspark_penstock.jobs.pacing import GRAIN_S, Pace, paced
 from pyspark_penstock.jobs.replay import SLICE_S, Beat, Origin, Wanted, _cut, _share
+from pyspark_penstock.jobs.replay_runs import NamedRun, Plan, Slice
 from pyspark_penstock.jobs.slices import Ranges, Stretch, by_count, by_time, covered
 from pyspark_penstock.jobs.streams import Tally
 from pyspark_penstock.jobs.times import duration_ms, time_ms
 from pyspark_penstock.jobs.writing import Checkpoint, Target, sink_name, written_by_one
+from pyspark_penstock.sink.calls import SinkCalls
 from pyspark_penstock.sink.protocol import Entry, RefusedUnitError, Skipped, Terms, Unit, commit
 from unit.spark.spark_memory_gateway import MemoryGateway
 
@@ -219,16 +221,91 @@ def test_a_replay_at_a_rate_needs_no_look_at_the_times() -> None:
     def rows(_ranges: Ranges) -> Any:
         raise AssertionError
 
-    origin = Origin("flights", {0: 0, 1: 10}, {0: 60_000, 1: 40_010}, rows)
-    same, slices = _cut(origin, Wanted.of("", "", 5_000.0, 0.0), 1_000_000)
-    ranges = [item.ranges for item in slices]
-    assert same == origin
+    origin = Origin("flights", b"a" * 16, {0: 0, 1: 10}, {0: 60_000, 1: 40_010}, rows)
+    plan = _cut(origin, Wanted.of("", "", 5_000.0, 0.0), 1_000_000)
+    ranges = [item.ranges for item in plan.slices]
+    assert (plan.first, plan.end) == (origin.first, origin.end)
     assert joined(ranges) == {0: list(range(60_000)), 1: list(range(10, 40_010))}
     assert len(ranges) == 100_000 / 5_000 / SLICE_S
     pace = _share(ranges[0], 5_000.0, 7.0)
     assert (pace.begun_s, pace.length_s, pace.per_s) == (7.0, SLICE_S, {0: 3_000.0, 1: 2_000.0})
-    _, whole = _cut(origin, Wanted.of("", "", 0.0, 0.0), 1_000_000)
-    assert [item.ranges for item in whole] == [{0: (0, 60_000), 1: (10, 40_010)}]
+    whole = _cut(origin, Wanted.of("", "", 0.0, 0.0), 1_000_000)
+    assert [item.ranges for item in whole.slices] == [{0: (0, 60_000), 1: (10, 40_010)}]
+
+
+# -- replays that have a name --------------------------------------------------------------------
+
+
+PLAN = Plan(
+    {0: 0, 1: 10, 2: 7},
+    {0: 60, 1: 40, 2: 7},
+    (
+        Slice({0: (0, 30), 1: (10, 20)}, 0.0, 1_700_000_000_000),
+        Slice({1: (20, 40)}, 0.5, 1_700_000_005_000),
+        Slice({0: (30, 60)}, 7.25),
+    ),
+)
+
+
+def test_the_slices_that_are_read_again_are_those_that_were_cut(tmp_path: Path) -> None:
+    assert Plan.parse(PLAN.text(), tmp_path) == PLAN
+    assert [PLAN.first_from(number) for number in range(4)] == [
+        {0: 0, 1: 10, 2: 7}, {0: 30, 1: 20, 2: 7}, {0: 30, 1: 40, 2: 7}, PLAN.end,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"form": 2}', '{"form": 1, "from": {}, "to": {}, "slices": [{}]}']
+)
+def test_what_are_no_slices_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(
+        JobError, match=r"slices.json: these are no slices of a replay \(.*\); give another --run"
+    ):
+        Plan.parse(text, tmp_path / "slices.json")
+
+
+def cut_once() -> Plan:
+    return PLAN
+
+
+def cut_again() -> Plan:
+    raise AssertionError("the slices are those of the first start")
+
+
+def test_a_run_with_a_name_goes_on_behind_what_is_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {"rate": 5.0, "since_ms": None}
+    run = NamedRun.at("monday", str(tmp_path / "c"), SOURCE, TARGET, told)
+    last: list[Entry | None] = [None]
+    monkeypatch.setattr(SinkCalls, "last", lambda _self, sink: last[0] if sink == run.sink else None)
+    assert run.plan(cut_once) == (PLAN, 0)
+    assert run.plan(cut_again) == (PLAN, 0), "killed before its first slice was decided"
+    last[0] = Entry(run.sink, 1)
+    again = NamedRun.at("monday", str(tmp_path / "c"), SOURCE, TARGET, told)
+    assert again.plan(cut_again) == (PLAN, 2)
+    with pytest.raises(
+        JobError, match=r"another job \(rate 5.0\); give another --run, or say what that one was"
+    ):
+        NamedRun.at("monday", str(tmp_path / "c"), SOURCE, TARGET, told | {"rate": 6.0})
+    lost = NamedRun.at("monday", str(tmp_path / "lost"), SOURCE, TARGET, told)
+    with pytest.raises(
+        JobError, match=r"copy has 2 slices of run 'monday', and .*lost does not say which: name its"
+    ):
+        lost.plan(cut_once)
+    assert NamedRun.at("tuesday", str(tmp_path / "t"), SOURCE, TARGET, told).plan(cut_once) == (PLAN, 0)
+
+
+def test_one_at_a_time_under_a_name(tmp_path: Path) -> None:
+    runs = [NamedRun.at("monday", str(tmp_path / "c"), SOURCE, TARGET, {}) for _ in range(2)]
+    with (
+        runs[0].alone(),
+        pytest.raises(JobError, match="run 'monday' of this replay is at work already; wait for its end"),
+        runs[1].alone(),
+    ):
+        pass
+    with runs[1].alone():
+        pass
 
 
 # -- sinks and checkpoints -----------------------------------------------------------------------
