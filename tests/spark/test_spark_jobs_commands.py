@@ -155,7 +155,7 @@ def test_a_report_of_the_topic_and_of_who_reads_it(flights: Flights, tmp_path: P
     assert result["to"]["flights"] == flights.ends
     assert [row["records"] for row in result["partitions"]] == list(flights.ends.values())
     page = out.read_text()
-    for shown in (GROUP, "zstd", "2023-11-14 22:13:20", f"{COUNT:,}"):
+    for shown in (GROUP, "zstd", "2023-11-15 01:", f"{COUNT:,}"):
         assert shown in page, shown
     lags = page[page.index(GROUP) :]
     assert lags.count(f">{BEHIND}<") >= PARTITIONS, "the lag of each partition"
