@@ -9,7 +9,8 @@ import pytest
 from penstock_core.config.topic import TopicConfig
 from penstock_kafka.records.batch import iter_batches
 from penstock_storage_node.log import PartitionLog
-from penstock_storage_node.log.reading import DamagedData, Need, Stuck
+from penstock_storage_node.log.damage import DamagedData
+from penstock_storage_node.log.reading import Need, Stuck
 from penstock_storage_node.log.recovery import DAMAGED_MARKER, mark_damaged
 from support.simulated_fs import SimulatedFile, SimulatedFileSystem
 from unit.storage_node.log.log_model import (

@@ -12,7 +12,7 @@ from penstock_core.ids import TopicId
 from penstock_kafka.records.batch import PREFIX_BYTES, stamp
 from penstock_kafka.records.build import NewRecord, build_batch
 from penstock_storage_node.log import LogDirectory, LogState, PartitionLog
-from penstock_storage_node.log.reading import DamagedData
+from penstock_storage_node.log.damage import DamagedData
 from support.simulated_fs import SimulatedFileSystem, keep_all, keep_synced
 from unit.storage_node.log.log_model import (
     NOW_MS,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock_kafka.records.batch import BatchInfo, iter_batches
 from penstock_storage_node.log import LogDirectory, PartitionLog
-from penstock_storage_node.log.reading import DamagedData
+from penstock_storage_node.log.damage import DamagedData
 from support.simulated_fs import SimulatedFile, SimulatedFileSystem, keep_all
 from unit.storage_node.log.log_model import new_disk, new_log, reopen, run_job
 from unit.storage_node.log.transaction_model import (

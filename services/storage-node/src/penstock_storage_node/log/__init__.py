@@ -3,6 +3,7 @@
 `aborted_index`    the aborted transactions of a segment
 `checkpoints`      the small files: checkpoints, partition.metadata, meta.properties
 `compaction`       rewriting closed segments: what, by whom, and how files change places
+`damage`           data that the disk gave back wrong, as an error
 `directory`        a data directory: identity, lock, the partitions in it
 `epochs`           which leader epoch starts at which offset
 `fs`               every system call, so that tests can record and break them

@@ -18,7 +18,6 @@ from itertools import takewhile
 from pathlib import Path
 
 from penstock_core.config.topic import TopicConfig
-from penstock_core.errors import PenstockError
 from penstock_kafka.records.batch import BatchInfo, Buffer
 from penstock_kafka.records.markers import Marker
 from penstock_storage_node.log import recovery, retention, timestamps
@@ -27,6 +26,7 @@ from penstock_storage_node.log.compaction import plan as cleaning_plan
 from penstock_storage_node.log.compaction import swap
 from penstock_storage_node.log.compaction.plan import CleaningBounds, CleaningPlan
 from penstock_storage_node.log.compaction.rewrite import CleanedGroup, CleanRequest
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.log.jobs import FlushJob, ReadData, ReadJob, WriteJob, segment_paths
 from penstock_storage_node.log.ports import Checkpointed, LogPorts
 from penstock_storage_node.log.producer_state import PRODUCER_IDLE_MAX_MS, Origin, ProducerEntry
@@ -239,8 +239,8 @@ class PartitionLog:
         return self._data.end_of(segment)
 
     @property
-    def damage(self) -> PenstockError | None:
-        """A batch (a DamagedData) that the disk gave back wrong when the log was opened or cut (loop).
+    def damage(self) -> DamagedData | None:
+        """A batch that the disk gave back wrong when the log was opened or cut (loop).
 
         Its transaction may count as open for good, and no reader of decided records would ever come by: who has this
         log has to act on it as on a read that failed.

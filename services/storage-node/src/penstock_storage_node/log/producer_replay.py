@@ -16,10 +16,10 @@ from penstock_kafka.records.batch import NO_SEQUENCE, BatchInfo, Buffer, is_crc_
 from penstock_kafka.records.markers import Marker, read_marker
 from penstock_storage_node.log import aborted_index
 from penstock_storage_node.log.aborted_index import DamagedIndex, Rows
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.log.fs import FileSystem, read_file, unlink_if_exists
 from penstock_storage_node.log.jobs import create_with, cut_file, sync_file
 from penstock_storage_node.log.producer_state import CorruptSnapshot, ProducerState
-from penstock_storage_node.log.reading import DamagedData
 from penstock_storage_node.log.segment import Segment, file_stem, load_aborted, load_head, walk_file
 from penstock_storage_node.log.transactions import AbortedTransaction
 

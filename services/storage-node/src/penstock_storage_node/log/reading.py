@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.limits import BATCH_BYTES_MAX, WHOLE_BATCH_BYTES_MAX
 from penstock_kafka.records.batch import HEADER_BYTES, LENGTH_OVERHEAD_BYTES, MAGIC, Buffer, is_crc_valid
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.log.fs import FileSystem, read_fully
 from penstock_storage_node.log.index import IndexEntry
 from penstock_storage_node.log.jobs import ReadData
@@ -96,19 +96,6 @@ class Found(ReadData):
 
     end_position: int
     """Of the last of them in the file, where the next read may begin."""
-
-
-class DamagedData(PenstockError):
-    """What the disk gave back is not what was written. KAFKA_STORAGE_ERROR, as others may have it."""
-
-    def __init__(self, segment: Segment, position: int) -> None:
-        super().__init__(
-            ErrorCode.KAFKA_STORAGE_ERROR, f"{segment.path} is damaged at or after byte {position}"
-        )
-        self.base_offset = segment.base_offset
-        """Of the segment."""
-        self.is_from_disk = position < segment.found_bytes
-        """Else this process wrote it itself and it never left the page cache: no fault of the disk."""
 
 
 def empty(offset: int) -> ReadData:

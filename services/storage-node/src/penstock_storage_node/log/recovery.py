@@ -34,6 +34,7 @@ from penstock_kafka.records.batch import HEADER_BYTES, NO_TIMESTAMP, BatchInfo, 
 from penstock_storage_node.log.aborted_index import ENTRY_BYTES, AbortedIndex
 from penstock_storage_node.log.checkpoints import LEADER_EPOCH_FILE, decode_epochs, encode_epochs
 from penstock_storage_node.log.compaction.swap import complete_swaps
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.fs import FileSystem, read_file, unlink_if_exists, write_file_atomically
 from penstock_storage_node.log.index import (
@@ -64,7 +65,6 @@ from penstock_storage_node.log.producer_replay import (
     save_aborted,
 )
 from penstock_storage_node.log.producer_state import ProducerState
-from penstock_storage_node.log.reading import DamagedData
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,
     Segment,

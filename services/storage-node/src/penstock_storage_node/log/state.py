@@ -45,6 +45,7 @@ from penstock_kafka.records.batch import (
 )
 from penstock_kafka.records.crc import crc32c
 from penstock_kafka.records.markers import Marker, build_marker, read_marker
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.log.epochs import LeaderEpochs
 from penstock_storage_node.log.index import IndexHeads
 from penstock_storage_node.log.producer_state import Origin, ProducerState
@@ -112,7 +113,7 @@ class Recovered:
     """The unflushed marker is there (see `jobs`)."""
     may_lack_acked: bool = False
     """It was there after a stop that wasn't clean."""
-    damage: PenstockError | None = None
+    damage: DamagedData | None = None
     """See `LogData.damage`."""
 
 
@@ -168,7 +169,7 @@ class LogData:
         self.epochs: LeaderEpochs = recovered.epochs
         self.producers: ProducerState = recovered.producers
         self.damage = recovered.damage
-        """A batch (a DamagedData) that the disk gave back wrong when the log was opened or cut. Where `producers` lack
+        """A batch that the disk gave back wrong when the log was opened or cut. Where `producers` lack
         it, its transaction may count as open for good; no snapshot is made then, so that the next start sees it too."""
         self.start = recovered.log_start_offset
         """First offset that may be read."""

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from penstock_kafka.records.batch import BatchInfo, Buffer, iter_batches
 from penstock_kafka.records.read import find_timestamp, read_records
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.log.fs import FileSystem
 from penstock_storage_node.log.index import Head, TimeIndex
 from penstock_storage_node.log.producer_replay import find_position
-from penstock_storage_node.log.reading import DamagedData
 from penstock_storage_node.log.recovery import load_first_timestamp
 from penstock_storage_node.log.segment import (
     TIMESTAMP_UNKNOWN,

@@ -20,7 +20,7 @@ from penstock_core.errors import ErrorCode, PenstockError
 from penstock_core.ids import TopicPartition
 from penstock_runtime.lifecycle import Lifecycle
 from penstock_storage_node.disk.health import DiskHealth
-from penstock_storage_node.log.reading import DamagedData
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.replica.partition import Partition
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_storage_node.disk.health import DiskHealth, is_full, is_unreadable
 from penstock_storage_node.log import LogState
-from penstock_storage_node.log.reading import DamagedData
+from penstock_storage_node.log.damage import DamagedData
 from penstock_storage_node.metrics import NodeMetrics
 from penstock_storage_node.replica.corruption import CorruptionHandler
 from penstock_storage_node.replica.partition import Partition
