@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import bench.connector.documents
 import bench.runner.documents
 import pytest
 
@@ -164,6 +165,16 @@ FIGURES = {
             "| half open: hands | plain, a stranger | yes | shut | 9, of 9, 8, 11 | 4 | 0 | 1.7, of 2.1, 1.0, 1.7 "
             "| 180 | 2 |",
         ],
+    ),
+    "spark": (
+        bench.connector.documents.Document(
+            *("1a2b3c4", "2026-11-21", {"cores": "2"}, {"Kafka": "4.3.1"}),
+            runs=[
+                bench.connector.documents.Run("count", "1 KiB", mode, 1, 1_000_000, took_s, took_s / 2)
+                for mode, took_s in (("kafka", 3.0), ("gateway", 3.0), ("direct", 2.0))
+            ],
+        ).to_json(),
+        ["| count | 1 KiB | direct | 333,333 | 500,000 | records/s | 1.50 | 1.50 | 1.00 | "],
     ),
 }
 """What each runner writes, made by the runner's own classes, and rows that come of it."""
