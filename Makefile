@@ -232,5 +232,5 @@ wheels-test: setup ## README's lines where only the built wheels are, newest and
 	@PYTHONPATH=tests $(BIN)/python -m wheels $(if $(ONLY),--only "$(ONLY)") $(WHEELS)
 
 .PHONY: conformance-java
-conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2 (needs a JDK and maven)
-	PENSTOCK_CONFORMANCE=1 $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py
+conformance-java: setup ## Kafka's tools, Java groups and failover, Connect, Streams, MirrorMaker 2: STREAMS_SECONDS=600 ONLY="streams" (java, mvn)
+	PENSTOCK_CONFORMANCE=1 PENSTOCK_STREAMS_SECONDS=$(STREAMS_SECONDS) $(PYTEST) tests/conformance/test_java_*.py tests/cluster/test_kafka_tools_*.py $(if $(ONLY),-k "$(ONLY)") -s

@@ -5,8 +5,6 @@ Smoke tests that take minutes: `make conformance-java` runs them.
 
 from __future__ import annotations
 
-import random
-import subprocess
 import time
 import uuid
 from collections import Counter
@@ -17,10 +15,10 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from conformance.java.ecosystem import java_command, lines, properties, rest, running
+from conformance.java.ecosystem import Instance, lines, properties, rest, running
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
-from support.cluster import running_cluster, start_ready
+from support.cluster import running_cluster
 from support.java import needs_java, only_in_conformance
 from support.kafka import CALL_TIMEOUT_S, client_config, create_topic, describe, produce, read_all
 from support.transactions import read_to_end
@@ -35,7 +33,6 @@ pytestmark = [
 ]
 
 LONG_S = 300.0
-STREAMS_ROUNDS = 6
 LINES = [f"line {n}" for n in range(200)]
 
 
@@ -221,74 +218,6 @@ def test_streams_counts_words(cluster: LocalCluster, tmp_path: Path) -> None:
     assert len(topics) == 4
 
 
-class Instance:
-    """A JVM of a framework, that can be killed."""
-
-    def __init__(self, folder: Path, name: str, main_class: str, *arguments: str) -> None:
-        self.log = folder / f"{name}.txt"
-        with self.log.open("ab") as log:
-            command = java_command(main_class, *arguments)
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def check(self) -> None:
-        """It has not given up: a fatal error ends it."""
-        assert self.process.poll() is None, self.log.read_text()[-3000:]
-        assert "ERROR" not in self.log.read_text().splitlines(), self.log.read_text()[-3000:]
-
-
-def test_streams_counts_exactly_once_whoever_is_killed(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    with running_cluster(tmp_path / "cluster", controllers=1, nodes=3, gateways=2, steady=True) as cluster:
-        bootstrap = cluster.bootstrap
-        create_topic(bootstrap, "eos-lines", 4)
-        create_topic(bootstrap, "eos-counts", 2)
-
-        def start(number: int) -> Instance:
-            state = str(tmp_path / f"state-{number}")
-            arguments = (bootstrap, "eos", state, "eos-lines", "eos-counts", "exactly_once_v2")
-            return Instance(tmp_path, f"streams-{number}", "WordCount", *arguments)
-
-        def counted() -> dict[str, int]:
-            return newest_counts(bootstrap, "eos-counts", **{"isolation.level": "read_committed"})
-
-        instances = {number: start(number) for number in range(2)}
-        wanted: Counter[str] = Counter()
-        try:
-            for _ in range(STREAMS_ROUNDS):
-                lines_of_round = produce(bootstrap, "eos-lines", 300, value_bytes=20).values.values()
-                wanted.update(word for value in lines_of_round for word in value.decode().split(" "))
-                victim = rng.choice(["instance", "node", "gateway"])
-                time.sleep(rng.uniform(0, 3))
-                for each in instances.values():
-                    each.check()
-                if victim == "instance":
-                    number = rng.randrange(2)
-                    print(f"kill instance {number}")
-                    instances[number].kill()
-                    instances[number] = start(number)
-                else:
-                    name = f"{victim}-{rng.randint(1, 3 if victim == 'node' else 2)}"
-                    print(f"kill {name}")
-                    cluster.kill(name)
-                    start_ready(cluster, name)
-            wait_for(lambda: counted() == dict(wanted), "all is counted, and once", 120.0)
-            for each in instances.values():
-                each.check()
-        finally:
-            for each in instances.values():
-                each.kill()
-
-
 def test_mirror_maker_copies_records_and_positions(cluster: LocalCluster, tmp_path: Path) -> None:
     with running_cluster(tmp_path / "target", controllers=1, nodes=1) as target:
         create_topic(cluster.bootstrap, "mirrored", 3, retention_ms="7200000")
@@ -316,7 +245,7 @@ def test_mirror_maker_copies_records_and_positions(cluster: LocalCluster, tmp_pa
             },
             **{f"{what}.storage.replication.factor": 1 for what in ("config", "offset", "status")},
             "a.offset-syncs.topic.replication.factor": 1,
-            "plugin.discovery": "service_load",
+            **{f"{alias}plugin.discovery": "service_load" for alias in ("", "a.", "b.")},
         }
         config = properties(tmp_path / "mirror.properties", settings)
 

@@ -10,11 +10,14 @@ import org.apache.kafka.streams.kstream.Consumed;
 import org.apache.kafka.streams.kstream.Grouped;
 import org.apache.kafka.streams.kstream.Produced;
 
-/** Counts words: a repartition topic, a changelog, a state store. Runs until stdin ends. */
+/** Counts words: a repartition topic, a changelog, a state store; may join two other streams. Runs until stdin ends. */
 public final class WordCount {
     private WordCount() {}
 
-    /** Arguments: bootstrap address, application id, state folder, topic of lines, topic of counts, guarantee. */
+    /**
+     * Arguments: bootstrap address, application id, state folder, topic of lines, topic of counts, guarantee; for a join
+     * beside it the topics of left, right and joined records, and the window and its grace in milliseconds.
+     */
     public static void main(String[] arguments) throws Exception {
         Properties settings = new Properties();
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, arguments[0]);
@@ -36,6 +39,11 @@ public final class WordCount {
                 .toStream()
                 .mapValues(String::valueOf)
                 .to(arguments[4], Produced.with(Serdes.String(), Serdes.String()));
+        if (arguments.length > 6) {
+            Duration difference = Duration.ofMillis(Long.parseLong(arguments[9]));
+            Duration grace = Duration.ofMillis(Long.parseLong(arguments[10]));
+            WindowedJoin.add(builder, arguments[6], arguments[7], arguments[8], difference, grace);
+        }
         CountDownLatch failed = new CountDownLatch(1);
         try (KafkaStreams streams = new KafkaStreams(builder.build(), settings)) {
             streams.setStateListener((now, before) -> {
@@ -45,6 +53,7 @@ public final class WordCount {
                 }
             });
             streams.setUncaughtExceptionHandler(e -> {
+                System.out.println("fatal: " + e);
                 e.printStackTrace();
                 return org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse
                         .SHUTDOWN_CLIENT;
