@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Protocol
 
 from confluent_kafka import ElectionType, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, PartitionMetadata
 
-from chaos.cluster import Cluster
 from penstock.cli import wire
 from penstock.cli.kafka import Bootstrap
 from penstock.errors import CommandError
@@ -15,10 +15,16 @@ from support.kafka import CALL_TIMEOUT_S
 from support.waiting import wait_for
 
 
+class Address(Protocol):
+    """Where a cluster is asked."""
+
+    def bootstrap(self, use: str = "kafka") -> str: ...
+
+
 class Coordinators:
     """Of a cluster, asked of through its gateways."""
 
-    def __init__(self, cluster: Cluster, admin: AdminClient) -> None:
+    def __init__(self, cluster: Address, admin: AdminClient) -> None:
         self._cluster = cluster
         self._admin = admin
 

@@ -107,9 +107,13 @@ class Sender:
     def start(self) -> None:
         self._thread.start()
 
+    def stop(self) -> None:
+        """Send no more."""
+        self._stop.set()
+
     def finish(self) -> None:
         """Send no more and wait for all answers."""
-        self._stop.set()
+        self.stop()
         self._thread.join()
         if self._failure is not None:
             raise AssertionError(f"producer {self.process}: {self._failure!r}")
@@ -238,8 +242,12 @@ class Reader:
         """Instead of `finish`, of one that was polled by another thread."""
         self._consumer.close()
 
-    def finish(self) -> None:
+    def stop(self) -> None:
+        """Poll no more."""
         self._stop.set()
+
+    def finish(self) -> None:
+        self.stop()
         self._thread.join()
         self.close()
         if self._failure is not None:

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -20,7 +21,8 @@ from confluent_kafka import KafkaError
 
 from chaos.history import NO_OFFSET, Sends, Status, Transaction
 from chaos.load import DEFINITE, RETRY_BACKOFF_MS, VALUES_PER_PROCESS, Reader, value_of
-from support.transactional_writers import ByAiokafka, ByLibrdkafka, Writer
+from support.java import encode
+from support.transactional_writers import ByAiokafka, ByJava, ByLibrdkafka, Writer
 from support.transactions import ERRORS, abort_after, again, is_broken
 
 TRANSACTION_TIMEOUT_MS = 240_000
@@ -84,9 +86,32 @@ def _noted(told: Told, sent: Any) -> None:
         told(Status.OK, sent.result().offset)
 
 
+class NotingJava(ByJava):
+    """Kafka's Java client, of which leaders add partitions where the cluster lets them."""
+
+    def __init__(self, bootstrap: str, name: str) -> None:
+        super().__init__(bootstrap, name, TRANSACTION_TIMEOUT_MS)
+
+    def send_noted(self, topic: str, partition: int, value: bytes, told: Told) -> None:
+        rows = [{"partition": partition, "value": encode(value)}]
+        sent = self._driver.start("producer.send", handle=self._handle, topic=topic, records=rows)
+        self._sent.append(sent)
+        sent.add_done_callback(partial(noted_by_java, told))
+
+
+def noted_by_java(told: Told, sent: Future[Any]) -> None:
+    """What became of the one record of a `producer.send`. What it could not deliver may be there all the same."""
+    place = {} if sent.exception() is not None else sent.result()[0]
+    if "offset" not in place:
+        told(Status.INFO, NO_OFFSET)
+    else:
+        told(Status.OK, NO_OFFSET if place["offset"] is None else place["offset"])
+
+
 WRITERS: dict[str, Callable[[str, str], NotingWriter]] = {
     "confluent-kafka": NotingLibrdkafka,
     "aiokafka": NotingAiokafka,
+    "java": NotingJava,
 }
 
 
@@ -94,8 +119,16 @@ class TransactionalClient:
     """One transactional id, process number `process`: transactions of some records until `finish`."""
 
     def __init__(
-        self, process: int, by: str, bootstrap: str, reader: Reader, topic: str, partitions: int
+        self,
+        process: int,
+        by: str,
+        bootstrap: str,
+        reader: Reader,
+        topic: str,
+        partitions: int,
+        pause_s: float = PAUSE_S,
     ) -> None:
+        """`pause_s` is between two transactions."""
         self.process = process
         self.name = f"chaos-{process}"
         """Its transactional id."""
@@ -112,6 +145,7 @@ class TransactionalClient:
         self._bootstrap = bootstrap
         self._topic = topic
         self._partitions = partitions
+        self._pause_s = pause_s
         self._failure: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -120,9 +154,13 @@ class TransactionalClient:
         self.reader.assign()
         self._thread.start()
 
+    def stop(self) -> None:
+        """Begin no other transaction."""
+        self._stop.set()
+
     def finish(self) -> None:
         """End with the transaction that is going on."""
-        self._stop.set()
+        self.stop()
         self._thread.join(END_TIMEOUT_S)
         assert not self._thread.is_alive(), f"{self.name} ({self.by}) does not end: {self.transactions[-1:]}"
         self.reader.close()
@@ -148,7 +186,7 @@ class TransactionalClient:
         writer: NotingWriter | None = None
         try:
             writer = WRITERS[self.by](self._bootstrap, self.name)
-            while not self._stop.wait(PAUSE_S):
+            while not self._stop.wait(self._pause_s):
                 self._one(writer)
         except (*ERRORS, TimeoutError) as error:
             (self.broken if is_broken(error) else self.fatal).append(f"{self.name} ({self.by}): {error!r}")

@@ -1,25 +1,25 @@
-"""The transactional load of a run: four producers and two readers of a topic of their own, beside the ordinary load.
+"""The transactional load of a run: producers and two readers of a topic of their own, beside the ordinary load.
 
-Rules: half of the producers are confluent-kafka and half aiokafka, one of each through the gateways and one on the
-direct listeners. After the heal each must commit again, and when all have ended every last stable offset must reach
-its watermark, both by a deadline. A fatal error of a client fails the run: nobody fences these, and no fault lasts as
-long as their transactions may.
+Rules: of the four producers of `CLIENTS` half are confluent-kafka and half aiokafka, one of each through the gateways
+and one on the direct listeners; who wants others names them. After the heal each must commit again, and when all have
+ended every last stable offset must reach its watermark, both by a deadline. A fatal error of a client fails the run:
+nobody fences these, and no fault lasts as long as their transactions may.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from confluent_kafka.admin import AdminClient
 
 from chaos.checker import Verdict
-from chaos.cluster import Cluster
 from chaos.coordinators import Coordinators
 from chaos.history import Polls, Status, TransactionalHistory
 from chaos.load import Reader
 from chaos.transaction_checker import check_transactions
-from chaos.transactional_load import TransactionalClient
+from chaos.transactional_load import PAUSE_S, TransactionalClient
 from penstock_core.topics import TRANSACTIONS_TOPIC
 from penstock_kafka.wire.groups import transaction_partition
 from support.kafka import client_config
@@ -38,10 +38,24 @@ CLIENTS = (
 FIRST_CLIENT, FIRST_CLIENTS_READER, FIRST_READER, FIRST_LAST_READER, RAW_READER = 40, 50, 60, 70, 80
 
 
+class Addresses(Protocol):
+    """Where clients come in: `use` is `kafka`, by gateways, or `direct`."""
+
+    def bootstrap(self, use: str = "kafka") -> str: ...
+    def clients(self, use: str = "kafka") -> dict[str, str]: ...
+
+
 class TransactionalPart:
     """What a run with transactions has beside."""
 
-    def __init__(self, cluster: Cluster, partitions: int) -> None:
+    def __init__(
+        self,
+        cluster: Addresses,
+        partitions: int,
+        clients: Sequence[tuple[str, str]] = CLIENTS,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        """`clients`: by which library, and which way in; `pause_s` is between two transactions of one."""
         self._cluster = cluster
         self._partitions = partitions
         admin = AdminClient(client_config(cluster.bootstrap(), **cluster.clients()))
@@ -55,8 +69,9 @@ class TransactionalPart:
                 self._reader(FIRST_CLIENTS_READER + number, use),
                 TOPIC,
                 partitions,
+                pause_s,
             )
-            for number, (by, use) in enumerate(CLIENTS)
+            for number, (by, use) in enumerate(clients)
         ]
         self._readers = [
             self._reader(FIRST_READER + number, use) for number, use in enumerate(("kafka", "direct"))

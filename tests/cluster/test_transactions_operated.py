@@ -1,0 +1,66 @@
+"""A cluster is changed as planned under transactions of both generations: each process is restarted, and
+`transaction.version` goes down and up. Nothing is lost, doubled or torn, and no client hears anything fatal.
+
+`make transactions-test` has several rounds of each; PENSTOCK_TRANSACTIONS_ROUNDS says how many.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.local.cluster import LocalCluster
+from penstock.local.plan import GATEWAY
+from support.both_generations import BothGenerations
+from support.cluster import running_cluster
+from support.java import needs_java
+from support.operated import penstock, said, wait_until_settled
+
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(1_800), needs_java]
+
+LONG = "PENSTOCK_TRANSACTIONS" in os.environ
+ROUNDS = int(os.environ.get("PENSTOCK_TRANSACTIONS_ROUNDS", "") or (3 if LONG else 1))
+PROCESSES = 8
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    settings = {GATEWAY: {"drain_delay_ms": "1000"}}
+    with running_cluster(tmp_path, nodes=3, gateways=2, steady=True, settings=settings) as made:
+        yield made
+
+
+def pids(cluster: LocalCluster) -> dict[str, int | None]:
+    return {process.name: process.pid for process in cluster.state.processes}
+
+
+def test_every_process_is_restarted_under_transactions(cluster: LocalCluster) -> None:
+    with BothGenerations(cluster.bootstrap, cluster.direct_bootstrap).at_work() as load:
+        load.begin_transactions()
+        for _ in range(ROUNDS):
+            before = pids(cluster)
+            done = said(cluster, "cluster", "rolling-restart", "--yes")
+            assert done["state"] == "done", done
+            assert len([step for step in done["steps"] if step["state"] == "done"]) == PROCESSES
+            after = pids(cluster)
+            assert all(after[name] != pid for name, pid in before.items())
+            load.go_on()
+            wait_until_settled(cluster)
+
+
+def test_transactions_change_over_with_their_version(cluster: LocalCluster) -> None:
+    with BothGenerations(cluster.bootstrap, cluster.direct_bootstrap).at_work() as load:
+        load.begin_transactions()
+        load.wait_for_protocol(is_new=True)
+        for _ in range(ROUNDS):
+            set_version(cluster, 1, "--downgrade")
+            load.wait_for_protocol(is_new=False)
+            set_version(cluster, 2)
+            load.wait_for_protocol(is_new=True)
+
+
+def set_version(cluster: LocalCluster, level: int, *words: str) -> None:
+    penstock(cluster, "feature", "set", f"transaction.version={level}", *words)
