@@ -170,8 +170,8 @@ quotas: setup ## quotas with stock clients, on one gateway and on three, those o
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -s
 
 .PHONY: transactions-test
-transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed (java, mvn)
-	PENSTOCK_TRANSACTIONS=1 $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_offsets_in_transactions.py -s
+transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed, all is restarted, versions change: ROUNDS=3 of these (java, mvn)
+	PENSTOCK_TRANSACTIONS=1 PENSTOCK_TRANSACTIONS_ROUNDS=$(ROUNDS) $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_transactions_operated.py tests/cluster/test_offsets_in_transactions.py -s
 
 .PHONY: spark-jobs-test
 spark-jobs-test: setup ## all jobs by command on RECORDS=200000; killed at random they end equal to their topic; a replay's rate; a standalone Spark; ONLY="words" (java)
@@ -223,9 +223,9 @@ upgrade-secure: setup ## from a build of before in plaintext to this one and SAS
 	PENSTOCK_BEFORE=$(BEFORE) $(PYTEST) -W "ignore:unclosed <socket.socket:ResourceWarning" tests/security/test_upgrade.py -s
 
 .PHONY: upgrade-test
-upgrade-test: setup ## an earlier commit to this one and back, each role first and at random, under load of three clients: BASE=COMMIT, PENSTOCK_UPGRADE_SEED=n
+upgrade-test: setup ## an earlier commit to this one and back, each role first and at random, under load of three clients, and of transactions: BASE=COMMIT, PENSTOCK_UPGRADE_SEED=n, ONLY="words" (java, mvn)
 	@# As above: kafka-python's sockets of dials that failed.
-	PENSTOCK_UPGRADE_MATRIX=1 PENSTOCK_UPGRADE_BASE=$(BASE) $(PYTEST) -W "ignore:unclosed <socket.socket:ResourceWarning" tests/upgrade -s
+	PENSTOCK_UPGRADE_MATRIX=1 PENSTOCK_UPGRADE_BASE=$(BASE) $(PYTEST) -W "ignore:unclosed <socket.socket:ResourceWarning" tests/upgrade $(if $(ONLY),-k "$(ONLY)") -s
 
 .PHONY: wheels-test
 wheels-test: setup ## README's lines where only the built wheels are, newest and oldest versions, PySpark 4.2 and 4.3: ONLY="oldest" (root, java; WHEELS="--help")

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY
 from support.both_generations import BothGenerations
-from support.cluster import running_cluster
+from support.cluster import running_cluster, start_ready
 from support.java import needs_java
 from support.operated import penstock, said, wait_until_settled
 
@@ -52,15 +53,16 @@ def test_every_process_is_restarted_under_transactions(cluster: LocalCluster) ->
 
 
 def test_transactions_change_over_with_their_version(cluster: LocalCluster) -> None:
+    """A client reads the cluster's features when it makes a connection: nobody is asked to, and until then both
+    protocols go on side by side."""
     with BothGenerations(cluster.bootstrap, cluster.direct_bootstrap).at_work() as load:
         load.begin_transactions()
         load.wait_for_protocol(is_new=True)
         for _ in range(ROUNDS):
-            set_version(cluster, 1, "--downgrade")
-            load.wait_for_protocol(is_new=False)
-            set_version(cluster, 2)
-            load.wait_for_protocol(is_new=True)
-
-
-def set_version(cluster: LocalCluster, level: int, *words: str) -> None:
-    penstock(cluster, "feature", "set", f"transaction.version={level}", *words)
+            for level, words in ((1, ["--downgrade"]), (2, [])):
+                penstock(cluster, "feature", "set", f"transaction.version={level}", *words)
+                load.go_on()
+                for name in ("gateway-1", "gateway-2", "node-1"):
+                    cluster.kill(name, signal.SIGTERM)
+                    start_ready(cluster, name)
+                load.wait_for_protocol(is_new=level == 2)

@@ -471,14 +471,22 @@ def _acks(sender: Sender | JavaSender) -> int:
 def check_copies(bootstrap: str, loop: Loop, source: dict[int, list[str]]) -> None:
     """Each record of the source has one copy, and nothing else is there, in the same order."""
     wait_for(partial(is_decided, bootstrap, loop.target, PARTITIONS), f"all of {loop.target} is decided")
-    found = read_to_end(bootstrap, loop.target, "read_committed")
+    wrong = wrong_copies(source, read_to_end(bootstrap, loop.target, "read_committed"))
+    assert not wrong, (loop.target, wrong)
+
+
+def wrong_copies(source: dict[int, list[str]], found: dict[int, list[str]]) -> list[str]:
+    """In words, by partition."""
+    wrong = []
     for partition, values in source.items():
-        wanted = [f"<{value}>" for value in values]
-        if found[partition] != wanted:
-            times = Counter(found[partition])
-            lost = [value for value in wanted if not times[value]]
-            doubled = [value for value, count in times.items() if count > 1]
-            raise AssertionError(
-                f"{loop.target}-{partition}: {len(found[partition])} of {len(wanted)}, "
-                f"lost {lost[:5]}, doubled {doubled[:5]}"
-            )
+        wanted, there = [f"<{value}>" for value in values], found[partition]
+        if there == wanted:
+            continue
+        times = Counter(there)
+        lost = [value for value in wanted if not times[value]]
+        doubled = [value for value, count in times.items() if count > 1]
+        strange = sorted(times.keys() - set(wanted))
+        what = {"lost": lost, "doubled": doubled, "strange": strange}
+        told = [f"{len(values)} {name}, {values[:3]}" for name, values in what.items() if values]
+        wrong.append(f"partition {partition}: {'; '.join(told) or 'in another order'}")
+    return wrong

@@ -19,6 +19,10 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 REPOSITORY: Final = HERE.parent.parent
 BASE_FILE: Final = HERE / "base"
+BEFORE_TRANSACTIONS: Final = "before-transactions"
+"""Names the last commit that had nothing of transactions."""
+WITH_TRANSACTIONS: Final = "with-transactions"
+"""Names an earlier one that has them, and understands the same level."""
 BASE_VARIABLE: Final = "PENSTOCK_UPGRADE_BASE"
 """Names another commit to come from; `make upgrade-test BASE=COMMIT` sets it."""
 SOURCES: Final = ("proto/src", "libs/*/src", "services/*/src", "client/src")
@@ -72,6 +76,11 @@ class Build:
         assert not strange, f"these packages are not of {self.commit}: {strange}"
         level: int = told["level"]
         return level
+
+
+def commit_in(name: str) -> str:
+    """The commit that a file beside this one names."""
+    return (HERE / name).read_text().strip()
 
 
 def base_commit() -> str:

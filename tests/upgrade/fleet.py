@@ -53,6 +53,10 @@ class Fleet:
         self._replace(self.old, name, with_signal)
         assert self.is_old(name)
 
+    def again(self, name: str) -> None:
+        """The same build once more."""
+        (self.to_old if self.is_old(name) else self.to_new)(name)
+
     def _replace(self, by: LocalCluster, name: str, with_signal: signal.Signals) -> None:
         self.new.kill(name, with_signal)
         by.start(name)

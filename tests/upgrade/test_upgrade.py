@@ -8,11 +8,9 @@ prints the seed of the order that it drew.
 from __future__ import annotations
 
 import json
-import os
-import random
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import combinations
@@ -27,17 +25,15 @@ from support.groups import MEMBERS, GroupLedger, GroupMember
 from support.kafka import check_nothing_lost, create_topic, number_of, read_all
 from support.waiting import wait_for
 from upgrade.builds import Build, NoSuchCommitError, base_commit, unpack
-from upgrade.fleet import NEWER_LOG, ROLES, Fleet, old_cluster, refused_words
+from upgrade.fleet import PATIENCE_S, ROLES, old_cluster
+from upgrade.steps import LONG, WALK, mixtures, orders, raise_level, refuse_old, upgrade_all
 
-LONG = os.environ.get("PENSTOCK_UPGRADE_MATRIX") == "1"
-SEED = int(os.environ.get("PENSTOCK_UPGRADE_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
 pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(3_600), LEAKING_DIALS]
 
 SHORT_CLIENTS = ("confluent-kafka",)
 RATE_PER_S = 60
 PARTITIONS = 3
 ACKS = 20
-PATIENCE_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -111,64 +107,6 @@ def test_processes_of_before_run_their_own_packages(build: Build) -> None:
     assert build.check() < FEATURE_LEVEL
 
 
-def raise_level(fleet: Fleet) -> None:
-    told = json.loads(fleet.penstock("cluster", "upgrade", "--yes", "--json").stdout)
-    assert (told["level"], told["raised"]) == (FEATURE_LEVEL, True), told
-    assert (told["kind"], told["state"]) == ("upgrade", "done"), told
-    ended = json.loads(fleet.penstock("operation", "list", "--all", "--json").stdout)
-    assert told["operation_id"] in {operation["operation_id"] for operation in ended}
-
-
-def refuse_old(fleet: Fleet, clients: Clients) -> dict[str, str]:
-    """A process of before of each role comes back, and is told in one line."""
-    words = refused_words(fleet.build.check(), FEATURE_LEVEL)
-    refused = {}
-    for name, said in (("node-3", words), ("gateway-2", words), ("controller-3", NEWER_LOG)):
-        refused[name] = fleet.refused(name, said)
-        clients.go_on()
-    return refused
-
-
-def upgrade_all(fleet: Fleet, clients: Clients, names: list[str]) -> None:
-    """One process after another; as long as one is of before, the level stays."""
-    *first, last = names
-    for name in first:
-        fleet.to_new(name)
-        clients.go_on()
-    waiting = fleet.penstock("cluster", "upgrade", "--yes", code=None)
-    assert waiting.returncode, "one process is still of before"
-    assert "has to wait for" in waiting.stderr
-    assert last.removeprefix("node-").removeprefix("controller-") in waiting.stderr
-    fleet.to_new(last)
-    clients.go_on()
-
-
-FORWARD, BACK = True, False
-WALK = (
-    (NODE, FORWARD),
-    (GATEWAY, FORWARD),
-    (NODE, BACK),
-    (CONTROLLER, FORWARD),
-    (GATEWAY, BACK),
-    (NODE, FORWARD),
-    (CONTROLLER, BACK),
-    (GATEWAY, FORWARD),
-    (CONTROLLER, FORWARD),
-)
-"""Which role goes to the new build or back, in turn: 24 processes, where three orders there and back are 48."""
-
-
-def mixtures(walk: Sequence[tuple[str, bool]]) -> list[frozenset[str]]:
-    """Roles that are of the new build after each step."""
-    found: list[frozenset[str]] = []
-    new: frozenset[str] = frozenset()
-    for role, forward in walk:
-        assert (role in new) is not forward
-        new = new | {role} if forward else new - {role}
-        found.append(new)
-    return found
-
-
 def test_the_walk_has_every_mixture_and_every_way_back() -> None:
     """What an order of roles is made of: which of them are new. So each is the first one, and each the last but one."""
     seen = mixtures(WALK)
@@ -212,22 +150,6 @@ def test_every_mixture_of_builds_under_load(build: Build, tmp_path: Path) -> Non
             clients.go_on()
             refused = refuse_old(fleet, clients)
         print(json.dumps({"refused": refused, **clients.figures()}, indent=1))
-
-
-def at_random(names: list[str]) -> list[str]:
-    print(f"PENSTOCK_UPGRADE_SEED={SEED}")
-    return random.Random(SEED).sample(names, len(names))
-
-
-def orders(fleet: Fleet) -> dict[str, list[str]]:
-    """Each role first, and any process at any time."""
-    return {
-        **{
-            f"{first} first": fleet.names(first) + fleet.names(*(r for r in ROLES if r != first))
-            for first in ROLES
-        },
-        "at random": at_random(fleet.names()),
-    }
 
 
 @pytest.mark.skipif(not LONG, reason="the whole matrix: make upgrade-test")

@@ -43,7 +43,7 @@ def COMMAND() -> None:  # noqa: N802 (the name that cli.main looks for)
 
     metadata.level is raised by `penstock cluster upgrade`, which shows who is in the way. transaction.version is how
     transactions go on: 2 is that of Kafka's newest clients, 0 that of the oldest brokers. Producers change over
-    between two transactions.
+    between two transactions, after their next connection.
     """
 
 
