@@ -34,7 +34,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from chaos.checker import check
 from chaos.history import NO_OFFSET, History, Sends, Status
 from chaos.load import MESSAGE_TIMEOUT_S, VALUES_PER_PROCESS, Reader, Sender, value_of
-from chaos.transactional_load import TransactionalClient, noted_by_java
+from chaos.transactional_load import TRANSACTION_TIMEOUT_MS, TransactionalClient, noted_by_java
 from chaos.transactional_part import TOPIC as TRANSACTIONS
 from chaos.transactional_part import TransactionalPart
 from penstock.cli import transaction_wire as tw
@@ -218,7 +218,8 @@ class LibrdkafkaLoop:
         consumer = Consumer(client_config(self._bootstrap, **settings))
         try:
             consumer.subscribe([PLAIN])
-            producer = Producer(client_config(self._bootstrap, **{"transactional.id": self.name}))
+            more = {"transactional.id": self.name, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}
+            producer = Producer(client_config(self._bootstrap, **more))
             again(lambda: producer.init_transactions(CALL_S))
             batches = 0
             while self._done < self._until:
@@ -277,6 +278,7 @@ class JavaLoop:
             target=self.target,
             protocol="consumer",
             batch=BATCH,
+            timeout_ms=TRANSACTION_TIMEOUT_MS,
             abort_every=ABORT_EVERY,
         )
         self._copied.add_done_callback(self._ended)
@@ -305,6 +307,7 @@ class BothGenerations:
     ) -> None:
         """`clients`: the transactional producers, by library and way in."""
         self._bootstrap, self._clients = bootstrap, clients
+        shared_driver().call("ping", wait_s=PATIENCE_S)  # a JVM takes its time on a busy machine
         self._doors = Doors(bootstrap, direct_bootstrap)
         create_topic(bootstrap, PLAIN, PARTITIONS)
         self._senders: tuple[Sender, JavaSender] = (

@@ -23,7 +23,9 @@ from upgrade.builds import Build
 ROLES: Final = (CONTROLLER, NODE, GATEWAY)
 PATIENCE_S: Final = 180.0
 NEWER_LOG: Final = "holds a record of a newer version"
-"""What a controller of before says of the log."""
+"""What a controller says of the log whose build looks at the kinds of records alone."""
+LOOKS_AT_LEVELS: Final = 3
+"""Controllers whose build understands this level look at the level by themselves (decision 0054)."""
 
 
 def refused_words(level: int, cluster_level: int) -> str:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from penstock.local.plan import CONTROLLER, GATEWAY, NODE
 from penstock_core.limits import FEATURE_LEVEL
-from upgrade.fleet import NEWER_LOG, ROLES, Fleet, refused_words
+from upgrade.fleet import LOOKS_AT_LEVELS, NEWER_LOG, ROLES, Fleet, refused_words
 
 LONG: Final = os.environ.get("PENSTOCK_UPGRADE_MATRIX") == "1"
 """The whole matrix: `make upgrade-test`."""
@@ -36,9 +36,11 @@ def raise_level(fleet: Fleet) -> None:
 
 def refuse_old(fleet: Fleet, clients: AtWork) -> dict[str, str]:
     """A process of before of each role comes back, and is told in one line."""
-    words = refused_words(fleet.build.check(), FEATURE_LEVEL)
+    level = fleet.build.check()
+    words = refused_words(level, FEATURE_LEVEL)
+    by_controller = words if level >= LOOKS_AT_LEVELS else NEWER_LOG
     refused = {}
-    for name, said in (("node-3", words), ("gateway-2", words), ("controller-3", NEWER_LOG)):
+    for name, said in (("node-3", words), ("gateway-2", words), ("controller-3", by_controller)):
         refused[name] = fleet.refused(name, said)
         clients.go_on()
     return refused

@@ -61,6 +61,9 @@ final class Transactions {
         Map<String, Object> writes = new HashMap<>();
         writes.put("bootstrap.servers", a.get("bootstrap").asText());
         writes.put("transactional.id", name);
+        if (a.has("timeout_ms")) {
+            writes.put("transaction.timeout.ms", a.get("timeout_ms").asText());
+        }
         try (Consumer<byte[], byte[]> consumer =
                         new KafkaConsumer<>(reads, new ByteArrayDeserializer(), new ByteArrayDeserializer());
                 Producer<byte[], byte[]> producer =
