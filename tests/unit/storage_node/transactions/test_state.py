@@ -325,6 +325,14 @@ def test_ids_expire_at_rest_only() -> None:
         assert not state.is_expired(value, 4_000 + 9, 10)
 
 
+@pytest.mark.parametrize(("version", "noted"), [(0, 0), (1, 0), (2, 2)])
+def test_what_the_server_aborts_is_noted_as_of_a_client_that_there_is(version: int, noted: int) -> None:
+    """Kafka's endTransactionWithTV1 notes 0 also where `transaction.version` is 1."""
+    value = state.fenced(value_of(Status.ONGOING), Server(NOW_MS, version))
+    assert isinstance(value, TransactionValue)
+    assert value.client_version == noted
+
+
 # -- mistakes that Kafka has made -----------------------------------------------------------------
 
 

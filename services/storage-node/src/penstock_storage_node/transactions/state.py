@@ -399,7 +399,8 @@ def _ended(
         update_ms=server.now_ms,
         start_ms=current.start_ms if current.status is Status.ONGOING else server.now_ms,
         previous_id=current.producer_id,
-        client_version=version,
+        # There is none between: Kafka notes 0 for what the server of version 1 aborts, too.
+        client_version=version if version >= EPOCH_RISES_SINCE else 0,
     )
     if version < EPOCH_RISES_SINCE:
         return value
