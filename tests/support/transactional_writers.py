@@ -28,11 +28,15 @@ class Writer(Protocol):
     """A transactional producer. Whatever goes wrong is raised by whichever call hears of it."""
 
     def begin(self) -> None: ...
-    def send(self, topic: str, partition: int, value: str) -> None: ...
+    def send(self, topic: str, partition: int, value: str | None, key: str | None = None) -> None: ...
     def flush(self) -> None: ...
     def commit(self) -> None: ...
     def abort(self) -> None: ...
     def close(self) -> None: ...
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
 
 
 class ByLibrdkafka:
@@ -48,8 +52,10 @@ class ByLibrdkafka:
         self.failures.clear()
         self.producer.begin_transaction()
 
-    def send(self, topic: str, partition: int, value: str) -> None:
-        self.producer.produce(topic, value.encode(), partition=partition, on_delivery=self._delivered)
+    def send(self, topic: str, partition: int, value: str | None, key: str | None = None) -> None:
+        self.producer.produce(
+            topic, _bytes(value), _bytes(key), partition=partition, on_delivery=self._delivered
+        )
         self.producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _: Any) -> None:
@@ -94,8 +100,8 @@ class ByKafkaPython:
         self._sent.clear()
         self.producer.begin_transaction()
 
-    def send(self, topic: str, partition: int, value: str) -> None:
-        self._sent.append(self.producer.send(topic, value.encode(), partition=partition))
+    def send(self, topic: str, partition: int, value: str | None, key: str | None = None) -> None:
+        self._sent.append(self.producer.send(topic, _bytes(value), key=_bytes(key), partition=partition))
 
     def flush(self) -> None:
         self.producer.flush(timeout=CALL_S)
@@ -162,8 +168,10 @@ class ByAiokafka:
         self._sent.clear()
         self._do(self.producer.begin_transaction())
 
-    def send(self, topic: str, partition: int, value: str) -> None:
-        self._sent.append(self._do(self.producer.send(topic, value.encode(), partition=partition)))
+    def send(self, topic: str, partition: int, value: str | None, key: str | None = None) -> None:
+        self._sent.append(
+            self._do(self.producer.send(topic, _bytes(value), key=_bytes(key), partition=partition))
+        )
 
     def flush(self) -> None:
         async def all_of() -> None:
@@ -222,8 +230,8 @@ class ByJava:
         self._sent.clear()
         self._do("begin")
 
-    def send(self, topic: str, partition: int, value: str) -> None:
-        rows = [{"partition": partition, "value": encode(value.encode())}]
+    def send(self, topic: str, partition: int, value: str | None, key: str | None = None) -> None:
+        rows = [{"partition": partition, "value": encode(_bytes(value)), "key": encode(_bytes(key))}]
         self._sent.append(self._driver.start("producer.send", handle=self._handle, topic=topic, records=rows))
 
     def flush(self) -> None:
