@@ -170,8 +170,8 @@ quotas: setup ## quotas with stock clients, on one gateway and on three, those o
 	PENSTOCK_QUOTA_SECONDS=60 $(PYTEST) tests/cluster/test_quotas.py tests/cluster/test_login_flood.py -s
 
 .PHONY: transactions-test
-transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed, all is restarted, versions change: ROUNDS=3 of these (java, mvn)
-	PENSTOCK_TRANSACTIONS=1 PENSTOCK_TRANSACTIONS_ROUNDS=$(ROUNDS) $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_transactions_operated.py tests/cluster/test_offsets_in_transactions.py -s
+transactions-test: setup ## transactions of every client by both ways in while nodes, gateways and members are killed, all is restarted, versions change: ROUNDS=3 of these; compacted topics; coordinators' traces beside Kafka's (java, mvn)
+	PENSTOCK_TRANSACTIONS=1 PENSTOCK_TRANSACTIONS_ROUNDS=$(ROUNDS) $(PYTEST) tests/cluster/test_transactions.py tests/cluster/test_transactions_operated.py tests/cluster/test_offsets_in_transactions.py tests/cluster/test_compacted_transactions.py tests/conformance/test_coordinator_traces.py -s
 
 .PHONY: spark-jobs-test
 spark-jobs-test: setup ## all jobs by command on RECORDS=200000; killed at random they end equal to their topic; a replay's rate; a standalone Spark; ONLY="words" (java)
