@@ -68,7 +68,9 @@ OTHERS = frozenset(
         "admin.properties",
         "ca.pem",
         "commit.manifest-merge.enabled",
+        "dedicated.mode.enable.internal.rest",
         "events.log",
+        "exactly.once.source.support",
         "flexibleVersions",
         "gc.enabled",
         "kafka.bootstrap.servers",
@@ -87,7 +89,7 @@ OTHERS = frozenset(
         "validVersions",
     ]
 )
-"""Files, entry points, programs, options, fields, and configs of brokers and of Iceberg that are no names of ours."""
+"""Files, entry points, programs, options, fields, and configs of brokers, Connect, Iceberg: no names of ours."""
 TABLE_PROPERTIES = frozenset(
     value
     for value in vars(archive_iceberg).values()
