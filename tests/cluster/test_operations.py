@@ -49,7 +49,7 @@ RACK_OF = dict(enumerate(RACKS, 1))
 TOPICS = [f"planned-{n:02}" for n in range(12)]
 WRITTEN, LARGE = TOPICS[:3], TOPICS[3:]
 PARTITIONS = 6
-RECORDS, RECORD_BYTES = (5_000 if LONG else 400), 10_000
+RECORDS, RECORD_BYTES, KEYS = (5_000 if LONG else 600), 10_000, 1_000
 SLOW, SLOWEST = ("--throttle", "300kB/s"), ("--throttle", "60kB/s")
 CONTROLLERS_KILLED = 3
 
@@ -67,7 +67,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def filled(cluster: LocalCluster) -> LocalCluster:
     """With records to move, of whose sizes the nodes have told."""
     for topic in LARGE:
-        produce(cluster.bootstrap, topic, RECORDS, value_bytes=RECORD_BYTES)
+        # With keys: else one partition gets nearly all, and a node that has none of these is drained at once.
+        produce(cluster.bootstrap, topic, RECORDS, value_bytes=RECORD_BYTES, keys=KEYS)
     written = len(LARGE) * RECORDS * RECORD_BYTES
     wait_for(
         lambda: sum(row["bytes"] or 0 for row in node_rows(cluster).values()) > 3 * written,
