@@ -21,6 +21,7 @@ from penstock.local.cluster import LocalCluster
 from penstock.local.plan import GATEWAY, NODE
 from support.cluster import running_cluster
 from support.kafka_tools import ports_in_a_row
+from support.listener_ports import choose_listener_ports
 
 MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
 MAX_REAUTH_MS = 3_000
@@ -94,7 +95,7 @@ def secure_kafka(folder: Path) -> Iterator[tuple[KafkaCluster, Doors]]:
 def secure_penstock(folder: Path) -> Iterator[tuple[LocalCluster, Doors, Doors]]:
     """The cluster, its doors by a gateway, and those of the storage node itself."""
     base = ports.choose_base()
-    proxy_sasl, proxy_reauth, *direct = ports.choose_free(5, set())
+    proxy_sasl, proxy_reauth, *direct = choose_listener_ports(5, base)
     sasl = {"security": "SASL_PLAINTEXT", "sasl_mechanisms": list(MECHANISMS)}
     reauth = {**sasl, "max_reauth_ms": MAX_REAUTH_MS}
 

@@ -33,7 +33,7 @@ from confluent_kafka.admin import (
 
 from penstock.local import ports
 from penstock.local.cluster import LocalCluster
-from penstock.local.plan import CONTROLLER, GATEWAY, NODE, SHORT_NAMES, gateway_ports, reserved_ports
+from penstock.local.plan import CONTROLLER, GATEWAY, NODE, SHORT_NAMES, gateway_ports
 from penstock.local.processes import ProcessState
 from penstock.local.secure import DOMAIN, admin_file, directory_of
 from security import attacks
@@ -54,6 +54,7 @@ from security.target import (
 )
 from support.cluster import running_cluster, wait_until_ready
 from support.kafka import client_config, commit, produce
+from support.listener_ports import choose_listener_ports
 from support.stock_clients import lines_of
 from support.waiting import wait_for
 
@@ -134,7 +135,7 @@ def attackable(
 ) -> Iterator[tuple[LocalCluster, Target]]:
     """A cluster with what attacks and honest clients need; the target is a stranger's."""
     base = ports.choose_base()
-    further = _Further(*ports.choose_free(3, reserved_ports(base)))
+    further = _Further(*choose_listener_ports(3, base))
     settings = _listeners(directory, gateway_ports(base, 1), further, secure=secure)
     if small:
         settings[NODE]["group_members_per_principal_max"] = str(MEMBERS_SMALL)
