@@ -114,6 +114,7 @@ def check_all(found: Any, cluster: LocalCluster) -> None:
     assert "no such topic" in found["refused"]["text"], found["refused"]
 
 
+@long_form
 def test_packages_that_are_sent_along(
     penstock: LocalCluster, spark_master: str, bare: Path, archive: Path, topics: None, tmp_path: Path
 ) -> None:

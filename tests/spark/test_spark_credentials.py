@@ -222,6 +222,7 @@ def writing(doors: Doors) -> None:
     doors.allow("alice", AclOperation.ALL, "*", ResourceType.TRANSACTIONAL_ID)
 
 
+@long_form
 def test_exactly_once_by_a_file_and_no_secret_is_on_any_page(
     logged_spark: SparkSession, doors: Doors, writing: None, events: Path, tmp_path: Path
 ) -> None:
@@ -304,6 +305,7 @@ def check_refused(done: subprocess.CompletedProcess[str], sentence: str) -> None
     assert re.fullmatch(f"penstock: error: .*{sentence}.*", last), last
 
 
+@long_form
 def test_a_job_without_rights_ends_in_one_line(doors: Doors, tmp_path: Path) -> None:
     nobody, log = client_file(doors, tmp_path, "nobody"), tmp_path / "spark.log"
     done = called(command(doors, nobody, "audit", "--topic", "open", log=log), tmp_path / "state")

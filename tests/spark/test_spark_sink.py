@@ -188,5 +188,6 @@ def test_update_mode_is_refused_by_spark(spark: SparkSession, memory: SinkGatewa
     sink = stream.selectExpr("CAST(value AS STRING) AS value").writeStream.format("penstock")
     sink = sink.outputMode("update").options(gateway=memory.addresses[0], topic="t")
     with pytest.raises(Exception, match="does not support Update mode"):
-        sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        # Spark says so in the query's own thread, before `start` returns or a moment later.
+        sink.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination(60)
     assert memory.rows("t") == []

@@ -11,6 +11,8 @@ import urllib.parse
 import urllib.request
 from typing import Final
 
+URL_CHARACTERS: Final = "%/:=&?~#+!$,;'@()*[]"
+"""Of links, which have blanks in them here and there."""
 PAGES_MAX: Final = 300
 READ_TIMEOUT_S: Final = 60.0
 _LINK: Final = re.compile(rb"""(?:href|src)=["']([^"'#]+)""")
@@ -61,7 +63,9 @@ def _applications(address: str) -> list[str]:
 
 def _get(url: str) -> bytes | None:
     try:
-        with urllib.request.urlopen(url, timeout=READ_TIMEOUT_S) as answer:
+        with urllib.request.urlopen(
+            urllib.parse.quote(url, safe=URL_CHARACTERS), timeout=READ_TIMEOUT_S
+        ) as answer:
             text: bytes = answer.read()
     except (OSError, urllib.error.URLError, ValueError):
         return None

@@ -296,6 +296,8 @@ def test_an_archive_that_is_a_table(
             {
                 "topic": "", "archive": "/a", "to": "b", "since": "5", "until": "", "rate": 5000.0, "speed": 0.0,
                 "keep_partitions": True,
+                "run": "",
+                "checkpoint": "",
             },
         ),
         (
