@@ -1,8 +1,9 @@
 """The same random sequences of requests to Kafka's transaction coordinator and to ours: equal answers, equal records.
 
-`make transactions-test` plays 1,000 sequences of each generation of clients and of both mixed, and some at
+`make transactions-test` plays 1,000 sequences of each generation of clients, half as many of both mixed, and some at
 `transaction.version` 1 and 0; `make test` plays some of each. `PENSTOCK_TRACES=n` says how many,
-`PENSTOCK_TRACES_SEED=word` from which seed, `PENSTOCK_TRACES_ONLY="2 17"` plays one sequence (generation, number).
+`PENSTOCK_TRACES_SEED=word` from which seed, `PENSTOCK_TRACES_ONLY="2 17"` plays one sequence
+(generation, number; "0 at-1-3" at version 1).
 """
 
 from __future__ import annotations
@@ -103,18 +104,35 @@ def _told_for_another(played: Played, number: int) -> bool:
 
 def _after_a_refused_one(played: Played, number: int) -> bool:
     """An earlier batch for that partition was refused on both sides."""
-    step = played.meant(number)
-    if step.kind != "produce" or _said(played, number) != ({"OUT_OF_ORDER_SEQUENCE_NUMBER"}, {"NONE"}):
-        return False
-    refused = {"INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE", "TRANSACTION_ABORTABLE"}
-    return any(
-        played.meant(earlier).partitions == step.partitions
-        and played.meant(earlier).kind == "produce"
-        and all(said and said <= refused for said in _said(played, earlier))
-        for earlier in range(number)
+    return _said(played, number) == ({"OUT_OF_ORDER_SEQUENCE_NUMBER"}, {"NONE"}) and bool(
+        _refused_before(played, number)
     )
 
 
+def _after_a_refused_old_one(played: Played, number: int) -> bool:
+    """The same, by a version with which leaders add no partitions; and this one does not begin at 0."""
+    if _said(played, number) != ({"NONE"}, {"OUT_OF_ORDER_SEQUENCE_NUMBER"}):
+        return False
+    step, refused = played.meant(number), _refused_before(played, number)
+    return step.version >= ADDS_SINCE and step.gap > 0 and any(one.version < ADDS_SINCE for one in refused)
+
+
+def _refused_before(played: Played, number: int) -> list[Step]:
+    """Batches for the partition of a step that both refused before it."""
+    step = played.meant(number)
+    earlier = [(played.meant(n), _said(played, n)) for n in range(number)] if step.kind == "produce" else []
+    return [
+        one
+        for one, said in earlier
+        if one.kind == "produce"
+        and one.partitions == step.partitions
+        and all(codes and codes <= REFUSALS for codes in said)
+    ]
+
+
+REFUSALS = frozenset({"INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE", "TRANSACTION_ABORTABLE"})
+ADDS_SINCE = 12
+"""Version of Produce."""
 ABORTABLE_SINCE = {"produce": 11, "commit-offsets": 4}
 """Versions of requests whose clients know TRANSACTION_ABORTABLE."""
 ON_PURPOSE = (
@@ -122,6 +140,11 @@ ON_PURPOSE = (
         "Kafka answers what a leader asks for at once as the first one's version wants", _told_for_another
     ),
     OnPurpose("in Kafka a batch that was refused orders those after it", _after_a_refused_one, forks=True),
+    OnPurpose(
+        "in Kafka an old client's batch that was refused lets a new client's begin anywhere",
+        _after_a_refused_old_one,
+        forks=True,
+    ),
 )
 
 
@@ -333,7 +356,8 @@ def _run(sides: Sides, generation: str, prefix: str, count: int) -> None:
     names = [f"{prefix}{number}" for number in range(count)]
     if ONLY:
         wanted, _, name = ONLY.partition(" ")
-        names = [name] if wanted == generation and name.startswith(prefix) else []
+        is_here = wanted == generation and name.startswith(prefix) and name.removeprefix(prefix).isdigit()
+        names = [name] if is_here else []
     compared = []
     with Players(sides) as players, ThreadPoolExecutor(WORKERS) as pool:
         for played in pool.map(players.play, (make_sequence(name, SEED, generation) for name in names)):
