@@ -1,7 +1,7 @@
 """A cluster is changed as planned under transactions of both generations: each process is restarted, and
 `transaction.version` goes down and up. Nothing is lost, doubled or torn, and no client hears anything fatal.
 
-`make transactions-test` has several rounds of each; PENSTOCK_TRANSACTIONS_ROUNDS says how many.
+`make transactions-test ROUNDS=3` runs so many rounds of each. None is short enough for `make test`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ from support.both_generations import BothGenerations
 from support.cluster import running_cluster, start_ready
 from support.java import needs_java
 from support.operated import penstock, said, wait_until_settled
+from support.transactions import only_in_long_form
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(1_800), needs_java]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.alone,
+    pytest.mark.timeout(3_600),
+    needs_java,
+    only_in_long_form,
+]
 
-LONG = "PENSTOCK_TRANSACTIONS" in os.environ
-ROUNDS = int(os.environ.get("PENSTOCK_TRANSACTIONS_ROUNDS", "") or (3 if LONG else 1))
+ROUNDS = int(os.environ.get("PENSTOCK_TRANSACTIONS_ROUNDS") or 3)
 PROCESSES = 8
 
 
