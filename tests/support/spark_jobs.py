@@ -11,6 +11,10 @@ from typing import Any
 from penstock.local.cluster import LocalCluster
 
 TIMEOUT_S = 7200
+_TRIES_MAX = 4
+_LATE_WORKER = "Python worker failed to connect back"
+"""Spark gives the Python process of a streaming source 10 s. A job tries ten times; on a machine that is busier still
+its user starts it again, and so do we: nothing has been read by then."""
 
 
 def command(cluster: LocalCluster, *words: str, master: str = "local[2]") -> list[str]:
@@ -26,13 +30,16 @@ def command_at(gateway: str, *words: str, master: str = "local[2]") -> list[str]
 
 def done(words: list[str], code: int = 0, environment: dict[str, str] | None = None) -> Any:
     """What it says at its end: the document, or where it failed the lines on stderr."""
-    result = subprocess.run(
-        words,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env=os.environ | (environment or {}),
-    )
+    for _ in range(_TRIES_MAX):
+        result = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env=os.environ | (environment or {}),
+        )
+        if _LATE_WORKER not in result.stderr:
+            break
     assert result.returncode == code, result.stdout + result.stderr
     return json.loads(result.stdout) if code in (0, 4) else result.stderr
