@@ -190,7 +190,7 @@ spark-sink-rows: setup ## a million rows of random keys beside librdkafka's murm
 	PENSTOCK_SPARK_SINK_ROWS=$(or $(ROWS),1000000) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_rows.py -s
 
 .PHONY: spark-connect-test spark-credentials-test
-spark-connect-test: setup ## Spark Connect over two workers: our packages installed, on the server alone, or sent along by a client (java)
+spark-connect-test: setup ## Spark Connect over two workers: our packages installed, or sent along by a client (java)
 	PENSTOCK_SPARK_CONNECT=1 $(PYTEST) tests/spark/test_spark_connect.py -s
 
 spark-credentials-test: setup ## every job over SASL_SSL by a file, with and without rights; no password on a page, in a plan or in a file of Spark's (java)

@@ -35,7 +35,7 @@ from support.waiting import wait_for
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(7200)]
 
 TOKEN_LIFETIME_MS = 1_000
 long_form = pytest.mark.skipif(
@@ -222,7 +222,6 @@ def writing(doors: Doors) -> None:
     doors.allow("alice", AclOperation.ALL, "*", ResourceType.TRANSACTIONAL_ID)
 
 
-@long_form
 def test_exactly_once_by_a_file_and_no_secret_is_on_any_page(
     logged_spark: SparkSession, doors: Doors, writing: None, events: Path, tmp_path: Path
 ) -> None:
@@ -265,13 +264,11 @@ def test_exactly_once_by_a_file_and_no_secret_is_on_any_page(
     for part in (
         "/environment/",
         "/SQL/execution/?id=",
-        "/StreamingQuery/statistics?id=",
+        "/StreamingQuery/statistics",
         "/api/v1/applications/",
     ):
         assert any(part in url for url in shown), (part, sorted(shown))
-    assert any(str(file).encode() in text for text in shown.values()), (
-        "options are shown, as they are meant to be"
-    )
+    assert any(b"penstock-credentials" in text for text in shown.values())
     check_no_canary(shown.items())
     check_no_canary(files_of(checkpoint, events).items())
 
@@ -291,7 +288,9 @@ def called(words: list[str], state: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "XDG_STATE_HOME": str(state)
     }  # fmt: skip
-    return subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=3 * WAIT_S, check=False, env=environment
+    )
 
 
 def check_refused(done: subprocess.CompletedProcess[str], sentence: str) -> None:
@@ -305,16 +304,15 @@ def check_refused(done: subprocess.CompletedProcess[str], sentence: str) -> None
     assert re.fullmatch(f"penstock: error: .*{sentence}.*", last), last
 
 
-@long_form
 def test_a_job_without_rights_ends_in_one_line(doors: Doors, tmp_path: Path) -> None:
     nobody, log = client_file(doors, tmp_path, "nobody"), tmp_path / "spark.log"
     done = called(command(doors, nobody, "audit", "--topic", "open", log=log), tmp_path / "state")
     check_refused(done, "not allowed to describe topic open; User nobody of .* needs the right Describe")
-    assert b"SparkContext" in log.read_bytes()
+    assert b"Setting Spark log level" in log.read_bytes()
     check_no_canary([("the log", log.read_bytes()), ("stderr", done.stderr.encode())])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def flights(doors: Doors) -> None:
     """A topic of JSON, ten minutes of it, and one record that is an hour later."""
     for user, topics in (("alice", "*"), ("reader", "flights")):
@@ -402,7 +400,9 @@ def test_every_job_by_a_file_and_no_secret_is_anywhere(doors: Doors, flights: No
     for part in ("/app-", "/events/", "/state/penstock/spark/", "/archive/_penstock/", "audit.log"):
         assert any(part in name for name in written), (part, sorted(written)[:50])
     assert any("/stderr" in name and b"Executor" in text for name, text in written.items())
-    assert any(str(alice).encode() in text for name, text in written.items() if "/events/" in name)
+    logged = [text for name, text in written.items() if "/events/" in name]
+    for job in JOBS:
+        assert any(f"penstock {job}".encode() in text for text in logged), job
     print(len(written), "files,", len(said), "texts")
     check_no_canary(written.items())
     check_no_canary(said)
@@ -425,5 +425,5 @@ def test_a_job_that_may_read_alone(doors: Doors, flights: None, tmp_path: Path) 
     words = command(doors, reader, "repartition", "--topic", "flights", "--to", "copy", log=tmp_path / "log")
     check_refused(
         called(words, tmp_path / "state"),
-        "not allowed to write as sink .* User reader of .* needs the right Write",
+        "not allowed to write .* User reader of .* needs the right Write",
     )

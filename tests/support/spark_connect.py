@@ -56,8 +56,8 @@ def zip_of_our_packages(path: Path) -> Path:
 
 
 @contextmanager
-def connect_server(directory: Path, master: str, python: Path, path: Path | None = None) -> Iterator[str]:
-    """Where clients find it. It and its executors run `python`; `path` is on the server's path of modules alone."""
+def connect_server(directory: Path, master: str, python: Path) -> Iterator[str]:
+    """Where clients find it. It and its executors run `python`."""
     directory.mkdir()
     port = ports.choose_base()
     confs = STARTUP | {
@@ -73,7 +73,6 @@ def connect_server(directory: Path, master: str, python: Path, path: Path | None
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(directory),
         "PYSPARK_PYTHON": str(python),
-        **({} if path is None else {"PYTHONPATH": str(path)}),
     }
     server = "org.apache.spark.sql.connect.service.SparkConnectServer"
     submit = Path(pyspark.__file__).parent / "bin/spark-submit"

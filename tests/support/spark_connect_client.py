@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 
 WAIT_S = 1_000
+TRIES_MAX = 20
+LATE_WORKER = "Python worker failed to connect back"
+"""Spark gives the Python process of a streaming source 10 s to come up: without a processor for so long, begin anew."""
 
 
 def read(spark: SparkSession, gateway: str, topic: str) -> DataFrame:
@@ -51,7 +54,13 @@ def streamed(rows: DataFrame, gateway: str, topic: str, checkpoint: str) -> bool
     sink = rows.writeStream.format("penstock").options(
         gateway=gateway, topic=topic, checkpointLocation=checkpoint
     )
-    return bool(sink.trigger(availableNow=True).start().awaitTermination(WAIT_S))
+    for left in reversed(range(TRIES_MAX)):
+        try:
+            return bool(sink.trigger(availableNow=True).start().awaitTermination(WAIT_S))
+        except Exception as error:
+            if LATE_WORKER not in str(error) or not left:
+                raise
+    return False
 
 
 def stream_write(spark: SparkSession, gateway: str, directory: str) -> bool:

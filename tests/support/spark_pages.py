@@ -16,7 +16,9 @@ URL_CHARACTERS: Final = "%/:=&?~#+!$,;'@()*[]"
 PAGES_MAX: Final = 300
 READ_TIMEOUT_S: Final = 60.0
 _LINK: Final = re.compile(rb"""(?:href|src)=["']([^"'#]+)""")
-_NOT_ASKED: Final = ("/static/", "/kill")
+_NOT_ASKED: Final = ("/static/", "/kill", "heapHistogram", ".sort=", ".desc=", "pageSize=")
+"""What changes something, is costly, or is a page once more."""
+_FIRST: Final = ("", "jobs/", "stages/", "storage/", "environment/", "executors/", "SQL/", "StreamingQuery/")
 _TOLD: Final = (
     "environment",
     "allexecutors",
@@ -29,10 +31,11 @@ _TOLD: Final = (
 
 def pages(address: str) -> dict[str, bytes]:
     """Texts by URL, of one web server; what is gone by the time that it is asked for is left out."""
-    waiting = [f"{address}/jobs/", f"{address}/environment/", f"{address}/"]
-    waiting += [
-        f"{address}/api/v1/applications/{name}/{each}" for name in _applications(address) for each in _TOLD
-    ]
+    waiting = [f"{address}/{page}" for page in _FIRST]
+    for name in _names(f"{address}/api/v1/applications"):
+        told = f"{address}/api/v1/applications/{name}"
+        waiting += [f"{told}/{each}" for each in _TOLD]
+        waiting += [f"{address}/SQL/execution/?id={each}" for each in _names(f"{told}/sql?length=1000")]
     found: dict[str, bytes] = {}
     seen = set(waiting)
     while waiting and len(found) < PAGES_MAX:
@@ -53,11 +56,11 @@ def pages(address: str) -> dict[str, bytes]:
     return found
 
 
-def _applications(address: str) -> list[str]:
-    text = _get(f"{address}/api/v1/applications")
+def _names(url: str) -> list[str]:
+    """Ids of a list of the REST interface; none where there is none, as at a master or a worker."""
     try:
-        return [item["id"] for item in json.loads(text or b"[]")]
-    except ValueError:  # the page of a master or a worker
+        return [str(item["id"]) for item in json.loads(_get(url) or b"[]")]
+    except ValueError:
         return []
 
 
