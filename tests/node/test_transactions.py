@@ -76,6 +76,8 @@ class OneShard:
         self.shard: Shard | None = None
         self.log = ListLog()
         self.producer_ids = itertools.count(7)
+        self.version = 2
+        """`transaction.version` of the cluster."""
 
     def lead(self, epoch: int) -> None:
         """Begin to coordinate, with what another one had written."""
@@ -93,7 +95,7 @@ class OneShard:
             coordinator_epoch=epoch,
             clock_ms=clock_ms,
             wall_ms=self.node.manager.wall_ms,
-            version=lambda: 2,
+            version=lambda: self.version,
             take_id=lambda: next(self.producer_ids),
             exists=lambda _: True,
             has_room=lambda: True,
@@ -273,6 +275,31 @@ async def test_leaders_add_partitions_and_each_end_raises_the_epoch(rig: Rig) ->
     # All that belongs to an epoch that is over is refused as such (KAFKA-18042, 19690).
     late = await rig.produce(b"late", version=12, epoch=2, sequence=2)
     assert late.error == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+async def test_a_client_that_hears_of_a_lower_version_when_it_commits(rig: Rig) -> None:
+    """What it has not sent yet goes out by Produce 11, without being added; EndTxn is the new one still. From then on
+    it is a client of the old protocol, whose epoch more than one transaction has."""
+    await rig.x.init()
+    assert (await rig.produce(b"a", version=12)).error == 0
+    epoch = (await rig.x.end(version=2)).producer_epoch
+    assert epoch == 1
+    assert (await rig.produce(b"b", version=11, epoch=epoch)).error == ErrorCode.TRANSACTION_ABORTABLE
+    rig.x.version = 1
+    assert (await rig.produce(b"b", version=11, epoch=epoch)).error == 0
+    assert (await rig.produce(b"c", version=11, epoch=epoch, sequence=1)).error == 0
+    ended = await rig.x.end(epoch=epoch, version=2)
+    assert ended == Answer(ErrorCode.NONE, 7, 2)
+    assert (await rig.x.add(2)).error is ErrorCode.NONE
+    assert (await rig.produce(b"d", version=11, epoch=2)).error == 0
+    assert (await rig.x.end(epoch=2)).error is ErrorCode.NONE
+    await rig.ended()
+    refused = await rig.produce(b"e", version=11, epoch=2, sequence=1)
+    assert refused.error == ErrorCode.TRANSACTION_ABORTABLE
+    fetched = await rig.leader.fetch(0, isolation_level=1)
+    # a, b, c, d and a marker behind each transaction
+    assert fetched.last_stable_offset == fetched.high_watermark == 7
+    assert not list(fetched.aborted or ())
 
 
 @pytest.mark.parametrize(

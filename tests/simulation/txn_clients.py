@@ -97,6 +97,8 @@ class Attempt:
     sent: set[int] = field(default_factory=set)
     outcome: str = "unknown"
     """committed, aborted, or unknown."""
+    was_lowered: bool = False
+    """Its last batches went out by the old protocol, the others by the new one."""
     tried_to: str = ""
     """commit or abort: what was asked for last."""
 
@@ -121,6 +123,7 @@ class TxnProducer(Program):
         self.producer_id = -1
         self.epoch = -1
         self.protocol = OLD
+        self._writes_by = OLD
         self.position = -1
         """The next input."""
         self.attempt: Attempt | None = None
@@ -418,6 +421,7 @@ class TxnProducer(Program):
             if spoken == NEW:
                 await self._init()
             self.protocol = spoken
+        self._writes_by = self.protocol
         places = self.transactions.places()
         if not places:
             return
@@ -439,6 +443,7 @@ class TxnProducer(Program):
             self.say(f"aborts: {why}")
             self.world.counts["transactions aborted for an error"] += 1
             commits = False
+            self.protocol = self._writes_by
         await self._end(attempt, commits)
         self.attempt = None
         if self._needs_epoch:
@@ -448,6 +453,22 @@ class TxnProducer(Program):
         else:
             self.position = attempt.last_input
             self.is_done = self.transactions.is_finishing
+
+    def _hear_of_lowering(self, attempt: Attempt) -> None:
+        """Who commits looks at the features first, and sends by the old protocol what it has not sent yet: its
+        partitions count as added by their leaders, and are not. Whatever it asks its coordinator for is by the new one
+        still, but for an abort (TransactionManager of 4.3: maybeUpdateTransactionV2Enabled)."""
+        if self.protocol == OLD:
+            return
+        up = [h.process.manager for h in self.world.hosts if h.kind == "n" and h.is_running]
+        newest = max((m.registry.image for m in up if m is not None), key=lambda i: i.version, default=None)
+        if newest is None or newest.version < self._image_version or transaction_version(newest) >= 2:
+            return
+        self._image_version, self._version = newest.version, transaction_version(newest)
+        self._writes_by = OLD
+        attempt.was_lowered = True
+        self.say("hears of a lower transaction.version")
+        self.world.counts["transactions that hear of a lower version"] += 1
 
     def _has_begun(self) -> bool:
         return bool(self._added) or self.protocol == NEW
@@ -470,12 +491,14 @@ class TxnProducer(Program):
         rounds = [list(queues)] if self.rng.random() < 0.5 else [[key] for key in queues]
         until_us = self.world.scheduler.now_us + self.transactions.wanted.delivery_timeout_us
         for keys in rounds:
+            if keys is rounds[-1]:
+                self._hear_of_lowering(attempt)
             if self.protocol == OLD:
                 await self._add({names[key] for key in keys})
             left = {key: queues[key] for key in keys}
             while left:
                 if self.world.scheduler.now_us > until_us:
-                    self._needs_epoch = self.protocol == OLD
+                    self._needs_epoch = self._writes_by == OLD
                     raise Abortable("a batch was not delivered in time")
                 await self._deliver(attempt, left)
             await self._linger()
@@ -601,7 +624,7 @@ class TxnProducer(Program):
             if not left:
                 resume(None)
 
-        version = VERSIONS[self.protocol][wire.PRODUCE]
+        version = VERSIONS[self._writes_by][wire.PRODUCE]
         for index, (connection, items) in enumerate(requests):
             if connection.carrier.closed:
                 answered(index, None)
@@ -617,7 +640,7 @@ class TxnProducer(Program):
     def _take_answers(
         self, attempt: Attempt, queues: dict[TopicPartition, list[_Batch]], requests: Any, answers: Any
     ) -> None:
-        version = VERSIONS[self.protocol][wire.PRODUCE]
+        version = VERSIONS[self._writes_by][wire.PRODUCE]
         failed: dict[TopicPartition, ErrorCode | None] = {}
         for index, (_, items) in enumerate(requests):
             results = {}
@@ -657,10 +680,10 @@ class TxnProducer(Program):
             attempt.values.setdefault(key, []).extend(each.values)
 
     def _refused(self, error: ErrorCode) -> None:
-        if error in _PRODUCE_AGAIN or (error is ErrorCode.CONCURRENT_TRANSACTIONS and self.protocol == NEW):
+        if error in _PRODUCE_AGAIN or (error is ErrorCode.CONCURRENT_TRANSACTIONS and self._writes_by == NEW):
             return
-        if error in _PRODUCE_ABORTABLE[self.protocol]:
-            self._needs_epoch = self.protocol == OLD
+        if error in _PRODUCE_ABORTABLE[self._writes_by]:
+            self._needs_epoch = self._writes_by == OLD
             raise Abortable(f"Produce: {error.name}")
         if error in (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING):
             raise Fatal(f"Produce: {error.name}")
@@ -703,7 +726,7 @@ class TxnProducer(Program):
     # --- the end
 
     async def _end(self, attempt: Attempt, commits: bool) -> None:
-        if self.protocol == OLD and not self._added:
+        if self.protocol == OLD and not self._added and not attempt.was_lowered:
             attempt.outcome = "aborted"  # nothing was begun
             return
         attempt.tried_to = "commit" if commits else "abort"

@@ -234,7 +234,8 @@ class World:
                 reply(lambda _: self._added(name, pair, partitions, since if version == 0 else -1)),
             )
         elif kind == "verify":
-            shard.add(name, Verify(*pair, partitions), reply(lambda _: self._added(name, pair, partitions)))
+            asked = Verify(*pair, partitions, has_batch=bool(number % 2))
+            shard.add(name, asked, reply(lambda _: self._added(name, pair, partitions)))
         else:
             commit = rng.random() < 0.6
             if not commit and version == 0:

@@ -261,6 +261,30 @@ def test_every_addition_and_verification(status: Status, version: int) -> None:
             assert verified == Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=wanted - there)
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
+@pytest.mark.parametrize("status", STATES)
+def test_what_a_client_of_the_new_protocol_sends_by_the_old_one_is_added(
+    status: Status, version: int
+) -> None:
+    """By the old protocol none of it would be, and an earlier transaction may have had the epoch. By the new one none
+    can have, and the client is dead when it is refused."""
+    there = THERE if status in BUSY else NO_PARTITIONS
+    server = Server(NOW_MS, version)
+    for epoch, pending, pid, asked, client_version in itertools.product(
+        EPOCHS, (False, True), (PID, OTHER), ASKED, (0, 2)
+    ):
+        current = value_of(status, epoch, client_version=client_version)
+        for wanted in (THERE, frozenset({B0}), THERE | {B0}):
+            found = decide(current, pending, Verify(pid, asked, wanted, has_batch=True), server)
+            asks_alone = decide(current, pending, Verify(pid, asked, wanted), server)
+            is_lowered = version < 2 == client_version
+            if is_lowered and asks_alone == Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=wanted - there):
+                assert found == decide(current, pending, Add(pid, asked, wanted, 2), server)
+                assert isinstance(found, Wait if pending else Begin)
+            else:
+                assert found == asks_alone
+
+
 @pytest.mark.parametrize("pending", [False, True])
 def test_an_id_that_nobody_knows(pending: bool) -> None:
     server = Server(NOW_MS, 2, NEW)

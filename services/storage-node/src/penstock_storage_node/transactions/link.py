@@ -93,7 +93,7 @@ class AskInProgress:
             return
         request: Add | Verify
         if self._ask.verify_only:
-            request = Verify(producer.producer_id, producer.epoch, partitions)
+            request = Verify(producer.producer_id, producer.epoch, partitions, has_batch=True)
         else:
             request = Add(producer.producer_id, producer.epoch, partitions, client_version=2)
         question = shard.add(

@@ -204,7 +204,9 @@ class Shard(Transitions):
                 return
             outcome = self._decide(entry, request, new_id)
         if isinstance(outcome, Begin):
-            if isinstance(request, Add) and self._is_too_large(question.transactional_id, outcome.value):
+            if isinstance(request, Add | Verify) and self._is_too_large(
+                question.transactional_id, outcome.value
+            ):
                 question.answer(Answer(ErrorCode.UNKNOWN_SERVER_ERROR))
                 return
             if entry is None:

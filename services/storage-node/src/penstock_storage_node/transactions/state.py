@@ -82,6 +82,8 @@ class Verify:
     producer_id: int
     producer_epoch: int
     partitions: Partitions
+    has_batch: bool = False
+    """A leader asks, which holds a batch of a Produce below 12 with that epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ def decide(current: TransactionValue | None, pending: bool, request: Request, se
     if isinstance(request, Init):
         return _init(current, pending, request, server)
     if isinstance(request, Verify):
-        return _verify(current, request)
+        return _verify(current, pending, request, server)
     if current is None:
         return WAIT if pending else _UNKNOWN
     if isinstance(request, Add):
@@ -293,7 +295,16 @@ def joined(value: TransactionValue, request: Add) -> TransactionValue | None:
     return value._replace(partitions=value.partitions | request.partitions)
 
 
-def _verify(current: TransactionValue | None, request: Verify) -> Outcome:
+def _verify(current: TransactionValue | None, pending: bool, request: Verify, server: Server) -> Outcome:
+    """What is not there is refused as in Kafka, but for one case.
+
+    A client of KIP-890 that sees `transaction.version` lowered goes over to the old protocol when it commits, and sends
+    what it has not sent yet, in partitions that it counts as added by their leaders, by a Produce that adds nothing.
+    Refused, it could not even abort (EndTxn 4 of a transaction without partitions), and would be dead. Verification is
+    there to keep late batches of an earlier transaction of the same epoch out, and there is none: each end by the new
+    protocol has raised the epoch. So once the version is lower such a batch adds its partition, as that of Produce 12
+    does.
+    """
     if current is None:
         return _UNKNOWN
     if _is_next(current, request):
@@ -304,7 +315,12 @@ def _verify(current: TransactionValue | None, request: Verify) -> Outcome:
     if current.status.is_decided:
         return WAIT
     missing = request.partitions - current.partitions
-    return Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=missing) if missing else _DONE
+    if not missing:
+        return _DONE
+    if request.has_batch and server.version < EPOCH_RISES_SINCE <= current.client_version:
+        added = Add(request.producer_id, request.producer_epoch, request.partitions, current.client_version)
+        return _add(current, pending, added, server)
+    return Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=missing)
 
 
 def _is_next(current: TransactionValue, request: Request) -> bool:
