@@ -115,6 +115,7 @@ AT_REST = st.builds(
     next_id=st.just(-1) | st.integers(0, 2**63 - 1),
     client_version=st.sampled_from([0, 2]),
     last_epoch=st.integers(-1, 32_767),
+    init_version=st.integers(0, 2),
 )
 
 

@@ -263,26 +263,55 @@ def test_every_addition_and_verification(status: Status, version: int) -> None:
 
 @pytest.mark.parametrize("version", [0, 1, 2])
 @pytest.mark.parametrize("status", STATES)
-def test_what_a_client_of_the_new_protocol_sends_by_the_old_one_is_added(
+def test_what_a_client_of_the_new_protocol_sends_by_the_old_one_is_added_once_the_version_is_lower(
     status: Status, version: int
 ) -> None:
     """By the old protocol none of it would be, and an earlier transaction may have had the epoch. By the new one none
     can have, and the client is dead when it is refused."""
     there = THERE if status in BUSY else NO_PARTITIONS
     server = Server(NOW_MS, version)
-    for epoch, pending, pid, asked, client_version in itertools.product(
-        EPOCHS, (False, True), (PID, OTHER), ASKED, (0, 2)
+    for epoch, pending, pid, asked, client_version, init_version in itertools.product(
+        EPOCHS, (False, True), (PID, OTHER), ASKED, (0, 2), (0, 2)
     ):
-        current = value_of(status, epoch, client_version=client_version)
+        current = value_of(status, epoch, client_version=client_version, init_version=init_version)
+        is_own = (init_version if status is Status.EMPTY else client_version) == 2
         for wanted in (THERE, frozenset({B0}), THERE | {B0}):
             found = decide(current, pending, Verify(pid, asked, wanted, has_batch=True), server)
             asks_alone = decide(current, pending, Verify(pid, asked, wanted), server)
-            is_lowered = version < 2 == client_version
-            if is_lowered and asks_alone == Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=wanted - there):
+            refused = Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=wanted - there)
+            if is_own and version < 2 and asks_alone == refused:
                 assert found == decide(current, pending, Add(pid, asked, wanted, 2), server)
                 assert isinstance(found, Wait if pending else Begin)
             else:
                 assert found == asks_alone
+
+
+@pytest.mark.parametrize(("version", "noted"), [(0, 0), (1, 0), (2, 2)])
+def test_an_epoch_is_noted_as_given_by_a_cluster_of_the_new_protocol_until_it_is_used(
+    version: int, noted: int
+) -> None:
+    server = Server(NOW_MS, version, NEW)
+
+    def after(current: TransactionValue | None, request: state.Request) -> TransactionValue:
+        found = decide(current, False, request, server)
+        assert isinstance(found, Begin)
+        return found.value
+
+    first = after(None, Init(7_000))
+    assert first.init_version == noted
+    assert after(first, Init(7_000)).init_version == noted
+    begun = after(first, Add(NEW, 0, THERE, 2))
+    assert begun.init_version == 0
+    assert after(first, End(NEW, 0, False, 2)).init_version == 0
+    ended = state.completed(after(begun, End(NEW, 0, True)), NOW_MS)
+    assert ended.init_version == 0
+    again = after(ended, Init(7_000, NEW, 0))
+    assert (again.producer_epoch, again.init_version) == (1, noted)
+    # Told once more: nothing was done with it. Asked for late, after a transaction with it: not its own any more.
+    assert after(again, Init(7_000, NEW, 0)).init_version == noted
+    used = state.completed(after(after(again, Add(NEW, 1, THERE)), End(NEW, 1, True)), NOW_MS)
+    late = after(used, Init(7_000, NEW, 0))
+    assert (late.status, late.producer_epoch, late.init_version) == (Status.EMPTY, 1, 0)
 
 
 @pytest.mark.parametrize("pending", [False, True])
@@ -294,7 +323,7 @@ def test_an_id_that_nobody_knows(pending: bool) -> None:
     assert decide(None, pending, Verify(PID, 0, THERE), server) == Answer(UNKNOWN)
     for init in (Init(7_000), Init(7_000, OTHER, 3)):
         found = decide(None, pending, init, server)
-        fresh = TransactionValue(Status.EMPTY, NEW, 0, 7_000, NOW_MS, previous_id=NEW)
+        fresh = TransactionValue(Status.EMPTY, NEW, 0, 7_000, NOW_MS, previous_id=NEW, init_version=2)
         assert found == (Wait() if pending else Begin(fresh, Answer(ErrorCode.NONE, NEW, 0)))
     assert decide(None, False, Init(7_000), Server(NOW_MS, 2)) == NeedId()
 

@@ -1,8 +1,8 @@
 """Records of `__transaction_state`, byte for byte as Kafka's coordinator writes them.
 
-Key: int16 0 and the transactional id. Value: int16 version, 0 or 1; version 1 is flexible and has tagged fields. Two
+Key: int16 0 and the transactional id. Value: int16 version, 0 or 1; version 1 is flexible and has tagged fields. Three
 of them are ours: 1000, the last producer epoch, which Kafka keeps in memory alone; 1001, the unit that the id is a
-stage of (see `unit_records`, where the other kind of record is). Kafka's readers pass over them.
+stage of (see `unit_records`, where the other kind of record is); 1002, `init_version`. Kafka's readers pass over them.
 No value is a tombstone: the id has expired.
 
 Source: Kafka's schemas TransactionLogKey and TransactionLogValue, TransactionLog.valueToBytes
@@ -41,12 +41,14 @@ _TAG_CLIENT_VERSION: Final = 2
 _TAG_NEXT_EPOCH: Final = 3
 _TAG_LAST_EPOCH: Final = 1000
 _TAG_UNIT: Final = 1001
+_TAG_INIT_VERSION: Final = 1002
 _TAGS: Final = {
     _TAG_PREVIOUS_ID: INT64,
     _TAG_NEXT_ID: INT64,
     _TAG_CLIENT_VERSION: INT16,
     _TAG_NEXT_EPOCH: INT16,
     _TAG_LAST_EPOCH: INT16,
+    _TAG_INIT_VERSION: INT16,
 }
 _NO_TAGS: Final[dict[int, int]] = {}
 _HEAD: Final = struct.Struct(">qhib")
@@ -60,6 +62,7 @@ number of topics, times, count."""
 _PREVIOUS_ID: Final = uvarint(_TAG_PREVIOUS_ID) + uvarint(INT64.size)
 _CLIENT_VERSION: Final = uvarint(_TAG_CLIENT_VERSION) + uvarint(INT16.size)
 _LAST_EPOCH: Final = uvarint(_TAG_LAST_EPOCH) + uvarint(INT16.size)
+_INIT_VERSION: Final = uvarint(_TAG_INIT_VERSION) + uvarint(INT16.size)
 """How these tagged fields begin."""
 
 
@@ -123,6 +126,9 @@ class TransactionValue(NamedTuple):
     """Producer epoch before the last one that its own producer asked for; -1 when another fenced it."""
     unit: Unit | None = None
     """That it is a stage of, from its begin until it has ended."""
+    init_version: int = 0
+    """The cluster's `transaction.version` when InitProducerId gave the present epoch, until the first transaction with
+    it begins; else, and below 2, it is 0."""
 
 
 def put_key(transactional_id: str) -> bytes:
@@ -186,6 +192,7 @@ def _put_tags(out: list[bytes], value: TransactionValue) -> None:
             (_TAG_NEXT_EPOCH, INT16.pack(value.next_epoch), value.next_epoch == -1),
             (_TAG_LAST_EPOCH, INT16.pack(value.last_epoch), value.last_epoch == -1),
             (_TAG_UNIT, b"" if value.unit is None else put_mark(value.unit), value.unit is None),
+            (_TAG_INIT_VERSION, INT16.pack(value.init_version), value.init_version == 0),
         )
         if not is_default
     ]
@@ -208,9 +215,9 @@ def _read_at_rest(data: bytes) -> TransactionValue | None:
         data
     )
     status = _BY_NUMBER.get(number)
-    if version != _FLEXIBLE_SINCE or topics > 1 or tags > 3 or status is None or producer_id < 0 or epoch < 0:
+    if version != _FLEXIBLE_SINCE or topics > 1 or tags > 4 or status is None or producer_id < 0 or epoch < 0:
         return None
-    previous_id, client_version, last_epoch = -1, 0, -1
+    previous_id, client_version, last_epoch, init_version = -1, 0, -1, 0
     pos = _AT_REST.size
     try:
         for _ in range(tags):
@@ -222,6 +229,9 @@ def _read_at_rest(data: bytes) -> TransactionValue | None:
                 pos += 4
             elif data.startswith(_LAST_EPOCH, pos):
                 (last_epoch,) = INT16.unpack_from(data, pos + 3)
+                pos += 5
+            elif data.startswith(_INIT_VERSION, pos):
+                (init_version,) = INT16.unpack_from(data, pos + 3)
                 pos += 5
             else:
                 return None
@@ -239,6 +249,7 @@ def _read_at_rest(data: bytes) -> TransactionValue | None:
         previous_id=previous_id,
         client_version=client_version,
         last_epoch=last_epoch,
+        init_version=init_version,
     )
 
 
@@ -273,6 +284,7 @@ def _read_any(data: bytes) -> TransactionValue:
         tags.get(_TAG_NEXT_EPOCH, -1),
         tags.get(_TAG_LAST_EPOCH, -1),
         unit,
+        tags.get(_TAG_INIT_VERSION, 0),
     )
 
 

@@ -205,7 +205,13 @@ def _init(current: TransactionValue | None, pending: bool, request: Init, server
         if server.new_id == NO_ID:
             return NEED_ID
         fresh = TransactionValue(
-            Status.EMPTY, server.new_id, 0, request.timeout_ms, server.now_ms, unit=request.unit
+            Status.EMPTY,
+            server.new_id,
+            0,
+            request.timeout_ms,
+            server.now_ms,
+            unit=request.unit,
+            init_version=_noted(server),
         )
         # Kafka makes the id in memory first, with this producer id, and so it is the previous one of the first record.
         return _initialized(fresh._replace(previous_id=server.new_id))
@@ -236,6 +242,7 @@ def _next_epoch(current: TransactionValue, request: Init, server: Server) -> Out
         previous_id=current.producer_id,
         next_id=NO_ID,
         unit=request.unit,
+        init_version=_noted(server),
     )
     if asked in (NO_EPOCH, current.producer_epoch):
         last = NO_EPOCH if asked == NO_EPOCH else current.producer_epoch
@@ -247,8 +254,13 @@ def _next_epoch(current: TransactionValue, request: Init, server: Server) -> Out
             return NEED_ID
         return _initialized(empty._replace(producer_id=server.new_id, producer_epoch=0, last_epoch=last))
     if asked == current.last_epoch:
-        return _initialized(empty)
+        # The epoch of before: there may have been transactions with it.
+        return _initialized(empty._replace(init_version=current.init_version))
     return _FENCED
+
+
+def _noted(server: Server) -> int:
+    return server.version if server.version >= EPOCH_RISES_SINCE else 0
 
 
 def _initialized(value: TransactionValue) -> Begin:
@@ -280,6 +292,7 @@ def _add(current: TransactionValue, pending: bool, request: Add, server: Server)
             update_ms=server.now_ms,
             previous_id=current.producer_id,
             client_version=request.client_version,
+            init_version=0,
         ),
         _DONE,
     )
@@ -301,9 +314,8 @@ def _verify(current: TransactionValue | None, pending: bool, request: Verify, se
     A client of KIP-890 that sees `transaction.version` lowered goes over to the old protocol when it commits, and sends
     what it has not sent yet, in partitions that it counts as added by their leaders, by a Produce that adds nothing.
     Refused, it could not even abort (EndTxn 4 of a transaction without partitions), and would be dead. Verification is
-    there to keep late batches of an earlier transaction of the same epoch out, and there is none: each end by the new
-    protocol has raised the epoch. So once the version is lower such a batch adds its partition, as that of Produce 12
-    does.
+    there to keep late batches of an earlier transaction of the same epoch out, and there is none. So once the version
+    is lower such a batch adds its partition, as that of Produce 12 does.
     """
     if current is None:
         return _UNKNOWN
@@ -317,10 +329,17 @@ def _verify(current: TransactionValue | None, pending: bool, request: Verify, se
     missing = request.partitions - current.partitions
     if not missing:
         return _DONE
-    if request.has_batch and server.version < EPOCH_RISES_SINCE <= current.client_version:
-        added = Add(request.producer_id, request.producer_epoch, request.partitions, current.client_version)
+    if request.has_batch and server.version < EPOCH_RISES_SINCE and _has_its_own_epoch(current):
+        added = Add(request.producer_id, request.producer_epoch, request.partitions, EPOCH_RISES_SINCE)
         return _add(current, pending, added, server)
     return Answer(ErrorCode.TRANSACTION_ABORTABLE, missing=missing)
+
+
+def _has_its_own_epoch(current: TransactionValue) -> bool:
+    """Whether no transaction with the present epoch has ended: the last one's end has raised it, or it was given to a
+    client of the new protocol, maybe, and none has begun since."""
+    noted = current.init_version if current.status is Status.EMPTY else current.client_version
+    return noted >= EPOCH_RISES_SINCE
 
 
 def _is_next(current: TransactionValue, request: Request) -> bool:
@@ -417,6 +436,7 @@ def _ended(
         previous_id=current.producer_id,
         # There is none between: Kafka notes 0 for what the server of version 1 aborts, too.
         client_version=version if version >= EPOCH_RISES_SINCE else 0,
+        init_version=0,
     )
     if version < EPOCH_RISES_SINCE:
         return value
@@ -481,6 +501,7 @@ def _stage_ended(current: TransactionValue, status: Status, server: Server) -> T
         previous_id=current.producer_id,
         update_ms=server.now_ms,
         client_version=EPOCH_RISES_SINCE,
+        init_version=0,
     )
     if current.status is Status.EMPTY:
         return value._replace(unit=None)
