@@ -220,6 +220,25 @@ def test_only_who_was_too_long_in_a_transaction_may_be_fenced(
     assert bool(Fatal("teller", 1.0, why, age_s).explanation) is is_explained
 
 
+@pytest.mark.parametrize(
+    ("name", "age_s", "asked", "is_explained"),
+    [
+        ("InvalidTxnStateException", 10.5, "commit", True),
+        ("InvalidTxnStateException", 9.5, "commit", False),
+        ("InvalidTxnStateException", 10.5, "", False),
+        ("INVALID_TXN_STATE", 10.5, "commit", False),
+    ],
+)
+def test_a_commit_after_the_abort_of_a_transaction_that_took_too_long(
+    name: str, age_s: float, asked: str, is_explained: bool
+) -> None:
+    lines = one_transaction(1, *([asked] if asked else []))
+    began_s = json.loads(lines[0])["s"]
+    fatal = read_told("teller", 1, [*lines, line("fatal", s=began_s + age_s, why=name)]).fatal
+    assert fatal is not None
+    assert bool(fatal.explanation) is is_explained
+
+
 def test_age_is_that_of_the_open_transaction() -> None:
     lines = [*one_transaction(1, "commit", "committed"), line("fatal", s=30.0, why="fenced")]
     fatal = read_told("teller", 1, lines).fatal

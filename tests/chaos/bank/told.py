@@ -7,7 +7,9 @@ committed. Lines are whole or missing: the last one of a process that was killed
 
 A fatal error is explained when it says that the producer was fenced, and its transaction was open for longer than the
 coordinator lets it be: stopped for so long, or held up by a fault. Nobody else uses the member's id, so nothing else
-may fence it, and no other error may be fatal.
+may fence it, and no other error may be fatal. But for one: a client of the new protocol whose commit comes after the
+coordinator has aborted asks with the epoch before, as one that asks again does, and is told INVALID_TXN_STATE, as by
+Kafka (TransactionCoordinator.endTransaction, retryOnEpochBump). Java's client has that for fatal.
 """
 
 from __future__ import annotations
@@ -23,23 +25,28 @@ from chaos.history import Polls, Sends, Status, Transaction, TransactionalHistor
 READER_OFFSET = 1_000_000
 """From a member's number as a process to that of its reader of bookings."""
 FENCED = ("fenced", "invalidproducerepoch", "invalid_producer_epoch", "older epoch")
+ABORTED_BEFORE = "invalidtxnstateexception"
+"""By its name in Java: librdkafka's client speaks the old protocol, and is fenced."""
 ENDS_CUT_MAX = 1
 
 
 @dataclass(frozen=True)
 class Fatal:
-    """What ended a member. `age_s` is that of its transaction; None where it had none open."""
+    """What ended a member. `age_s` is that of its transaction; None where it had none open. `is_committing`: it had
+    asked for its commit."""
 
     member: str
     at_s: float
     why: str
     age_s: float | None
+    is_committing: bool = False
 
     @property
     def explanation(self) -> str:
         """What it comes of; empty when nothing that was done explains it."""
-        is_fenced = any(word in self.why.lower() for word in FENCED)
-        if is_fenced and self.age_s is not None and self.age_s * 1000 >= TRANSACTION_TIMEOUT_MS:
+        why = self.why.lower()
+        is_over = any(word in why for word in FENCED) or (self.is_committing and ABORTED_BEFORE in why)
+        if is_over and self.age_s is not None and self.age_s * 1000 >= TRANSACTION_TIMEOUT_MS:
             return f"its transaction was open for {self.age_s:.1f} s, {TRANSACTION_TIMEOUT_MS / 1000:.0f} are allowed"
         return ""
 
@@ -97,9 +104,9 @@ def read_told(member: str, process: int, lines: Iterable[str]) -> Told:
         elif what == "abort":
             told.aborts.append(line["why"])
         elif what == "fatal":
-            told.fatal = Fatal(
-                member, line["s"], line["why"], None if began_s is None else line["s"] - began_s
-            )
+            is_committing = began_s is not None and told.transactions[-1].outcome is Status.INFO
+            age_s = None if began_s is None else line["s"] - began_s
+            told.fatal = Fatal(member, line["s"], line["why"], age_s, is_committing)
         elif what == "ready":
             told.is_ready = True
     return told
