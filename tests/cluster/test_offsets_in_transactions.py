@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -414,6 +416,87 @@ def test_a_producer_that_knows_its_group_has_another_coordinator_goes_on(
     commit(20)
     (found,) = consumer.committed([TopicPartition(name, 0)], CALL_S)
     assert found.offset == 20
+    consumer.close()
+
+
+class Settled:
+    """Whether all of a producer's connections stand as they stood for the last looks at its statistics."""
+
+    LOOK_MS = 200
+    LOOKS = 15
+    """The coordinator of transactions is looked for half a second after a connection to it has ended, and again."""
+
+    def __init__(self) -> None:
+        self._last: Any = None
+        self._looks = 0
+
+    def look(self, statistics: str) -> None:
+        """A client's statistics, as JSON."""
+        brokers = json.loads(statistics)["brokers"].values()
+        now = sorted(
+            (b["name"], b["state"], b["connects"], b["disconnects"], b["req"].get("FindCoordinator", 0))
+            for b in brokers
+        )
+        self._looks = self._looks + 1 if now == self._last else 0
+        self._last = now
+
+    def __call__(self) -> bool:
+        return self._looks >= self.LOOKS
+
+
+@pytest.mark.parametrize("way", ["proxy", "direct"])
+def test_a_producer_that_lost_all_its_brokers_at_once_goes_on(mortal: LocalCluster, way: str) -> None:
+    """librdkafka forgets every broker then, but for the one that it remembers as a group's coordinator, whose
+    connection nobody makes any more: it waits for that until another connection ends or begins, with Kafka too:
+    see `offsets_to_come`."""
+    bootstrap = mortal.bootstrap if way == "proxy" else mortal.direct_bootstrap
+    name, settled = f"all-lost-{way}", Settled()
+    write_input(bootstrap, name)
+    consumer = in_group(bootstrap, name)
+    more = {"transactional.id": name, "statistics.interval.ms": Settled.LOOK_MS, "stats_cb": settled.look}
+    producer = Producer(client_config(bootstrap, **more))
+    until_done(producer.init_transactions, CALL_S)
+
+    def begin() -> None:
+        """With a connection to every leader."""
+        producer.begin_transaction()
+        for partition in range(PARTITIONS):
+            producer.produce(name, b"", partition=partition)
+        assert not producer.flush(CALL_S)
+
+    def commit(offset: int) -> None:
+        place = TopicPartition(name, 0, offset)
+        until_done(producer.send_offsets_to_transaction, [place], consumer.consumer_group_metadata(), CALL_S)
+        until_done(producer.commit_transaction, CALL_S)
+
+    begin()
+    commit(10)
+    victims = ["gateway-1"] if way == "proxy" else [f"node-{node_id}" for node_id in (1, 2, 3)]
+    for victim in victims:
+        mortal.kill(victim)
+    start_ready(mortal, *victims)
+    begin()
+
+    def is_settled() -> bool:
+        producer.poll(0)
+        return settled()
+
+    wait_for(is_settled, "the producer has all the connections that it wants", CALL_S)
+    # Its timeout does not end the call that waits so; and a thread that hangs must not keep this process.
+    thread = threading.Thread(target=commit, args=(20,), daemon=True)
+    thread.start()
+    wait_for(lambda: not thread.is_alive(), "the transaction is committed", CALL_S)
+
+    def committed() -> int | None:
+        """None where the group has just moved to its preferred leader: the consumer looks for it, and is asked on."""
+        try:
+            (found,) = consumer.committed([TopicPartition(name, 0)], CALL_S)
+        except KafkaException as error:
+            assert error.args[0].code() == KafkaError.NOT_COORDINATOR, error
+            return None
+        return found.offset
+
+    assert wait_for(committed, "it is told what is committed", CALL_S) == 20
     consumer.close()
 
 

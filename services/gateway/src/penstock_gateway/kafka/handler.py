@@ -18,6 +18,7 @@ from penstock_frontend.listener.answers import WatchedReply
 from penstock_frontend.listener.client_software import client_software
 from penstock_frontend.listener.listener import CLOSE, NO_RESPONSE, Connection, Response
 from penstock_frontend.listener.metrics import api_name
+from penstock_frontend.offsets_to_come import ELSEWHERE_S, HERE_S, WATCHED, OffsetsToCome
 from penstock_gateway.relay.client_relay import ClientInfo, ClientRelay
 from penstock_gateway.relay.describe_producers import ProducersQuery
 from penstock_gateway.relay.fetch import Fetch
@@ -79,6 +80,7 @@ class GatewayHandler:
         self._cluster = cluster
         self._cluster_apart = cluster_apart
         self._tracing = tracing
+        self._offsets = OffsetsToCome(self._offsets_patience_s)
 
     def handle(self, connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
         """One request; see `FrameHandler`."""
@@ -87,6 +89,8 @@ class GatewayHandler:
             return header
         relayed = RELAYED.get(header.api_key)
         try:
+            if header.api_key in WATCHED:
+                self._offsets.request_came(connection, header, frame)
             if header.api_key in BY_TRANSACTIONAL_ID and named_transaction(header, frame):
                 relayed = TransactionCall
             if relayed is not None:
@@ -114,6 +118,10 @@ class GatewayHandler:
             }
             times.trace = self._tracing.begin("gateway.request", times.arrived_s, about)
         return waiting.result(lambda: metrics.observe_hops(api_key, times))
+
+    def _offsets_patience_s(self) -> float:
+        """Nodes are at the addresses of all gateways: a group's coordinator may be at another than a transaction's."""
+        return HERE_S if len(self._relay.metadata.image.gateways) <= 1 else ELSEWHERE_S
 
     def _cluster_for(self, connection: Connection, header: RequestHeader, frame: bytearray) -> ClusterApis:
         """Who answers: plain addresses, or for some clients one spelling for each node.

@@ -11,6 +11,7 @@ from penstock_frontend.authorizer import Authorizer
 from penstock_frontend.cluster.apis import ClusterApis, admit
 from penstock_frontend.listener.listener import Buffer, Connection, Response
 from penstock_frontend.listener.metrics import KafkaMetrics, api_name
+from penstock_frontend.offsets_to_come import ELSEWHERE_S, WATCHED, OffsetsToCome
 from penstock_kafka.wire import codec
 from penstock_kafka.wire.apis import RELAYED_ROUTES, ROUTES, SUPPORTED, ApiKey, Route, require_entries
 from penstock_kafka.wire.frames import RequestHeader
@@ -221,12 +222,15 @@ class DirectHandler:
         self._data = data
         self._cluster = cluster
         self._metrics = metrics
+        self._offsets = OffsetsToCome(lambda: ELSEWHERE_S)
 
     def handle(self, connection: Connection, frame: bytearray) -> Response | Awaitable[Response]:
         """See `FrameHandler`."""
         header = admit(connection, frame, self._metrics)
         if not isinstance(header, RequestHeader):
             return header
+        if header.api_key in WATCHED:
+            self._offsets.request_came(connection, header, frame)
         if self._data.handles(header.api_key) and not _is_for_anybody(header, frame):
             caller = RequestContext(
                 connection.identity,
