@@ -107,6 +107,16 @@ async def test_other_clients_are_left_alone() -> None:
     assert not java.closing
 
 
+async def test_only_so_many_are_waited_for() -> None:
+    offsets, first, beyond = OffsetsToCome(lambda: PATIENCE_S, announced_max=1), Client(), Client()
+    tell(offsets, first, ApiKey.ADD_OFFSETS_TO_TXN, "x1")
+    tell(offsets, beyond, ApiKey.ADD_OFFSETS_TO_TXN, "x2")
+    await closed(first)
+    tell(offsets, later := Client(), ApiKey.ADD_OFFSETS_TO_TXN, "x3")
+    await closed(later)
+    assert not beyond.closing
+
+
 @pytest.mark.parametrize("key", sorted(WATCHED))
 async def test_what_cannot_be_read_is_said_so(key: ApiKey) -> None:
     offsets, client, later = OffsetsToCome(lambda: PATIENCE_S), Client(), Client()

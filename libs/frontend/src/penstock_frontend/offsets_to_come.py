@@ -30,6 +30,8 @@ the answer, or has found and dialled the group's coordinator."""
 ELSEWHERE_S: Final = 5.0
 """The same where they may go to another process, and only the end of their transaction is seen for sure: one that is
 left open for longer costs its client a new connection."""
+ANNOUNCED_MAX: Final = 10_000
+"""Whoever calls itself librdkafka may announce: beyond so many at once a client is left to itself, as by Kafka."""
 _ARRIVALS: Final = frozenset({ApiKey.TXN_OFFSET_COMMIT, ApiKey.END_TXN})
 WATCHED: Final = _ARRIVALS | {ApiKey.ADD_OFFSETS_TO_TXN}
 """Requests to tell of; the transactional id is the first field of each."""
@@ -38,9 +40,12 @@ WATCHED: Final = _ARRIVALS | {ApiKey.ADD_OFFSETS_TO_TXN}
 class OffsetsToCome:
     """Of one process. There is at most one announcement for each transactional id, and each ends by itself."""
 
-    def __init__(self, patience_s: Callable[[], float]) -> None:
+    __slots__ = ("_announced", "_announced_max", "_patience_s")
+
+    def __init__(self, patience_s: Callable[[], float], announced_max: int = ANNOUNCED_MAX) -> None:
         """`patience_s` is asked at each announcement."""
         self._patience_s = patience_s
+        self._announced_max = announced_max
         self._announced: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
 
     def request_came(self, connection: Connection, header: RequestHeader, frame: Buffer) -> None:
@@ -52,7 +57,7 @@ class OffsetsToCome:
         before = self._announced.pop(transactional_id, None)
         if before is not None:
             before[1].cancel()
-        if not is_arrival:
+        if not is_arrival and len(self._announced) < self._announced_max:
             self._wait(transactional_id, connection)
 
     def _wait(self, transactional_id: str, connection: Connection) -> None:
