@@ -95,9 +95,6 @@ _STREAM_ONLY = (
 )
 
 _NOT_BUILT_YET = {
-    "sinkid": "exactly-once writing",
-    "txnappid": "exactly-once writing",
-    "txnversion": "exactly-once writing",
     "columns": 'choosing columns by an option (give a schema instead: .schema("value binary"))',
     "fetch.prefetch": "prefetching chunks beyond what a gRPC stream does by itself",
 }
@@ -109,8 +106,10 @@ _USE_FILE = (
 
 _REFUSED = {
     "topic": "it says where to write to; to read name topics by subscribe, subscribePattern or assign",
-    "delivery": "it says how to write, and this is a read",
-    "compression": "it says how to write, and this is a read",
+    **dict.fromkeys(
+        ("delivery", "compression", "sinkid", "sinktakeover", "txnappid", "txnversion", "stagingtimeoutms"),
+        "it says how to write, and this is a read",
+    ),
     "kafka.auto.offset.reset": "set startingOffsets to 'earliest' or 'latest' instead; "
     "the query keeps its own offsets, and resuming goes on where it left off",
     "kafka.key.deserializer": "keys come as bytes; decode them with DataFrame operations",

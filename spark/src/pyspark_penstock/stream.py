@@ -103,6 +103,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Counts plans by bytes: whose turn it is where there is room for one batch."""
         self._losses: set[str] = set()
         """What was already said of data lost: a query that goes on would say it at every look."""
+        self._missing: TopicMissingError | None = None
+        """With failOnDataLoss=true: named topics that are not there. What was read of them is told first."""
         self._given_up: set[Partition] = set()
         """Partitions that ended below their position for long enough, and still do."""
         self._gateway: GatewayClient | None = None
@@ -148,6 +150,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported = Progress(seen.latest, seen.ids).to_json()
         step = advance(current, seen, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         self._lost(step.losses)
+        if self._missing is not None:
+            raise self._missing
         unchanged = step.news == 0 and (step.progress.to, step.progress.ids) == (current.to, current.ids)
         is_due = self._is_due(step.news, limit)
         if current.start is not None and (unchanged or not is_due):
@@ -174,7 +178,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Freezes topics and their ends: the query stops there, however much is produced meanwhile."""
         for _ in range(_LOOKS_MAX):
-            topics = self._frozen_topics = self._topics_or_what_is_left(0)
+            topics = self._frozen_topics = self._topics_to_freeze()
             self._frozen = self._look(keys_of(topics), {}, 0)
             if not self._frozen.gone:
                 return
@@ -249,14 +253,21 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._topics
 
     def _known_topics(self) -> dict[str, TopicInfo]:
-        """Topics now; a named one that is gone is left out when the query may go on without it."""
+        """Topics now; a named one that is gone is left out: whether the query ends there, its position says."""
         try:
             return self._current_topics(TOPICS_AGE_MAX_MS)
         except TopicMissingError as error:
-            self._lost([str(error)])
-            self._topics = select_topics(self._client(), self._options, missing_ok=True)
-            self._topics_at_s = time.monotonic()
+            self._topics = self._without(error)
+            self._topics_at_s = float("-inf") if self._options.fail_on_data_loss else time.monotonic()
             return self._topics
+
+    def _without(self, missing: TopicMissingError) -> dict[str, TopicInfo]:
+        """The named topics that are there."""
+        if self._options.fail_on_data_loss:
+            self._missing = missing
+        else:
+            self._lost([str(missing)])
+        return select_topics(self._client(), self._options, missing_ok=True)
 
     def _topics_or_what_is_left(self, age_max_ms: int) -> dict[str, TopicInfo]:
         """Topics at the start, where one that is not there may as well be misspelt: some must be left."""
@@ -269,6 +280,15 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not topics:
                 raise error from None
             return topics
+
+    def _topics_to_freeze(self) -> dict[str, TopicInfo]:
+        """As above; but how far a query has read that is to end for a missing one is not known here yet."""
+        try:
+            return self._topics_or_what_is_left(0)
+        except TopicMissingError as error:
+            if not self._options.fail_on_data_loss:
+                raise
+            return self._without(error)
 
     @property
     def _looked_at(self) -> dict[str, TopicInfo]:

@@ -167,10 +167,10 @@ def test_refused(name: str, value: str, match: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("sinkId", "s"),
         ("columns", "value"),
+        ("fetch.prefetch", "2"),
     ],
-)  # fmt: skip
+)
 def test_not_built_yet(name: str, value: str) -> None:
     with pytest.raises(NotBuiltYetError, match="not built yet"):
         parse_options(BASE | {name: value}, streaming=False)
@@ -225,7 +225,13 @@ def test_what_is_no_secret_may_stand_beside_the_credentials_file(tmp_path: Path)
         assert "canary" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["topic", "delivery", "compression"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("topic", "delivery", "compression", "sinkId", "sinkTakeover", "txnAppId", "txnVersion"),
+        "stagingTimeoutMs",
+    ],
+)
 def test_what_says_how_to_write_is_refused_where_something_is_read(name: str) -> None:
     with pytest.raises(OptionError, match=r"it says (where|how) to write.*read") as caught:
         parse_options(BASE | {name: "t"}, streaming=False)

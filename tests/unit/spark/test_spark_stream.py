@@ -525,12 +525,45 @@ def test_available_now_goes_on_without_a_topic_that_is_gone(
     assert spans(lenient, after) == [(1, 0, 3)]
     assert lenient.latestOffset(after, ALL) is after
     assert "u" in caplog.text
-    with pytest.raises(OptionError, match="no such topic or partition: u"):
-        make(subscribe="t,u").prepareForTriggerAvailableNow()
     # The first batch was not committed: Spark asks again where to start.
     assert set(make(subscribe="t,u", failOnDataLoss="false").initialOffset()["to"]) == {"t"}
     with pytest.raises(OptionError, match="no such topic"):
         make(subscribe="u,w", failOnDataLoss="false").initialOffset()
+
+
+@pytest.mark.parametrize("available_now", [True, False])
+def test_a_query_that_ends_for_a_topic_says_where_it_was(
+    cluster: MemoryGateway, make: Make, available_now: bool
+) -> None:
+    """Deleted before it starts again, or while it runs; a topic that it knows nothing of may as well be misspelt."""
+    cluster.create("u", 1)
+    cluster.append("u", 0, [b"v"] * 10)
+    reader = make(subscribe="t,u")
+    at = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+    del cluster.topics["u"]
+    cases: list[tuple[str, type[PenstockError], str]] = [
+        (
+            "t,u",
+            DataLossError,
+            '^u-0 was deleted; 10 was its next offset; set option."failOnDataLoss", "false".',
+        ),
+        ("t,w", OptionError, "^no such topic or partition: w; create it first"),
+        ("u", DataLossError, "u-0 was deleted; 10 was its next offset"),
+    ]
+    for topics, kind, match in cases:
+        started = make(subscribe=topics)
+        if available_now:
+            started.prepareForTriggerAvailableNow()
+        position = at if "u" in topics else stored({**at, "to": {"t": at["to"]["t"]}})
+        for _ in range(2):  # also when it is asked again
+            with pytest.raises(kind, match=match):
+                started.latestOffset(position, ALL)
+    # Of a new query nobody knows a position.
+    started = make(subscribe="t,w")
+    if available_now:
+        started.prepareForTriggerAvailableNow()
+    with pytest.raises(OptionError, match="no such topic or partition: w"):
+        started.initialOffset()
 
 
 def test_given_starts_must_exist(make: Make) -> None:
