@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -160,6 +161,34 @@ def test_a_batch_is_not_overwritten() -> None:
         batch_writer(given, schema, overwrite=True)
     batch_writer(given, schema, overwrite=False)
     stream_writer(given, schema)
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_query_without_micro_batches_is_refused(tmp_path: Path, form: str, delivery: str) -> None:
+    """A trigger is told to nobody. Of a micro-batch Spark's checkpoint has the plan, and not yet that it is done."""
+    schema = columns_of("value binary")
+    given = GIVEN | {"topic": "t", "delivery": delivery, "checkpointLocation": form.format(tmp_path)}
+    stream_writer(given, schema)  # not where Spark's checkpoint is
+    (tmp_path / "metadata").write_text("{}")
+    for log, number in (
+        ("", ""),
+        ("offsets", ".0.crc"),
+        ("offsets", "9"),
+        ("commits", "9"),
+        ("offsets", "10"),
+    ):
+        if log:
+            (tmp_path / log).mkdir(exist_ok=True)
+            (tmp_path / log / number).write_text("v1")
+        if number in ("", ".0.crc") or log == "commits":
+            with pytest.raises(
+                OptionError, match=r"^this query has no micro-batches.*use trigger.processingTime="
+            ):
+                stream_writer(given, schema)
+        else:
+            stream_writer(given, schema)
+    stream_writer(given | {"checkpointLocation": "hdfs://host/" + str(tmp_path)}, schema)
 
 
 def test_columns_become_rows_by_topic() -> None:

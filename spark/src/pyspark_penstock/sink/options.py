@@ -106,11 +106,12 @@ def parse_sink_options(raw: Mapping[str, str], *, single: str = "") -> SinkOptio
         # The cluster bounds it, too (transaction.max.timeout.ms).
         reader.number("stagingTimeoutMs", STAGING_TIMEOUT_MS, least=1_000, most=(1 << 31) - 1),
         single if exactly_once else "",
-        checkpoint=_checkpoint(raw) if exactly_once and not single else "",
+        checkpoint=checkpoint_of(raw) if exactly_once and not single else "",
     )
 
 
-def _checkpoint(raw: Mapping[str, str]) -> str:
+def checkpoint_of(raw: Mapping[str, str]) -> str:
+    """That of the query, as its user gave it; "" for none."""
     return next((value for name, value in raw.items() if name.lower() == "checkpointlocation"), "")
 
 

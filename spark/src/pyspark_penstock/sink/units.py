@@ -74,15 +74,46 @@ def planned_from(checkpoint: str, batch: int) -> bytes:
     Spark writes that before the micro-batch runs, and repeats it from there, so that it is the same as long as the
     checkpoint has it: one that has lost it gets another. b"" where this process can't read it.
     """
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?", checkpoint)
-    if not checkpoint or (scheme is not None and scheme[1].lower() != "file"):
+    directory = _directory(checkpoint)
+    if directory is None:
         return b""
-    directory = checkpoint[scheme.end() :] if scheme is not None else checkpoint
     try:
-        planned = (Path(directory) / "offsets" / str(batch)).read_bytes()
+        planned = (directory / "offsets" / str(batch)).read_bytes()
     except (OSError, ValueError):
         return b""
     return _FORM + hashlib.sha256(planned).digest()[:_DIGEST_BYTES] if planned else b""
+
+
+def has_no_micro_batch(checkpoint: str) -> bool:
+    """Whether a query runs without any, by a trigger that is continuous or in real time.
+
+    Spark writes a micro-batch down before it asks for a writer of it, and that it is done when the writer has
+    committed. False where this process can't read the checkpoint.
+    """
+    directory = _directory(checkpoint)
+    if directory is None:
+        return False
+    try:
+        # Written before anything else: a directory without it is not the one that Spark uses.
+        is_there = (directory / "metadata").exists()
+        return is_there and _newest(directory / "offsets") <= _newest(directory / "commits")
+    except (OSError, ValueError):
+        return False
+
+
+def _newest(log: Path) -> int:
+    """The last entry of a log of Spark's; -1 for none."""
+    if not log.exists():
+        return -1
+    return max((int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()), default=-1)
+
+
+def _directory(checkpoint: str) -> Path | None:
+    """Where a checkpoint is, if that is in a file system of this machine."""
+    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?", checkpoint)
+    if not checkpoint or (scheme is not None and scheme[1].lower() != "file"):
+        return None
+    return Path(checkpoint[scheme.end() :] if scheme is not None else checkpoint)
 
 
 def terms_of(options: SinkOptions, unit: Unit | None) -> Terms:

@@ -18,9 +18,9 @@ from pyspark_penstock.parts import restore
 from pyspark_penstock.sink.appending import Appending
 from pyspark_penstock.sink.calls import others
 from pyspark_penstock.sink.columns import check_schema
-from pyspark_penstock.sink.options import SinkOptions, parse_sink_options
+from pyspark_penstock.sink.options import SinkOptions, checkpoint_of, parse_sink_options
 from pyspark_penstock.sink.staging import abort_messages, commit_messages, stage_rows
-from pyspark_penstock.sink.units import current_task, planned_from, unit_of
+from pyspark_penstock.sink.units import current_task, has_no_micro_batch, planned_from, unit_of
 
 _log = logging.getLogger("pyspark_penstock")
 _told: set[str] = set()
@@ -31,6 +31,10 @@ GATHERED_BYTES = 4 * 1024 * 1024
 _NO_OVERWRITE = (
     'topics can\'t be overwritten; write with mode("append"), and delete the topic or its records first if they '
     "are to go (penstock topic delete, penstock topic trim)"
+)
+_NO_MICRO_BATCH = (
+    "this query has no micro-batches, and Spark hands rows to a sink in Python by micro-batches alone: its trigger is "
+    "continuous or realTime; use trigger(processingTime=...) or trigger(availableNow=True)"
 )
 
 
@@ -46,7 +50,10 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> DataSourceS
 
     Raises OptionError.
     """
-    return StreamWriter(_checked(parse_sink_options(options), schema))
+    parsed = parse_sink_options(options)
+    if has_no_micro_batch(checkpoint_of(options)):
+        raise OptionError(_NO_MICRO_BATCH)
+    return StreamWriter(_checked(parsed, schema))
 
 
 def _checked(parsed: SinkOptions, schema: StructType) -> SinkOptions:
