@@ -297,7 +297,7 @@ def test_a_foreign_query_is_refused(copying: Copying, number: int) -> None:
     copying.reached("driver-before", batch)
     first = driver_of(copying)
     copying.start(cores=2, checkpoint="foreign")
-    check_refused(copying.ended_by_itself(), FOREIGN.format(sink=copying.sink))
+    check_refused(driver_of(copying), FOREIGN.format(sink=copying.sink))
     copying.struck.append(f"{batch}: foreign query")
     copying.driver = first
     copying.finish()

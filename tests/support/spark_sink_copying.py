@@ -41,9 +41,7 @@ GATES = BATCHES + 4
 """Shares of a micro-batch are rounded: there may be one more."""
 
 STAGE_ENDED = "it was open for longer than stagingTimeoutMs"
-LATE_WORKER = "Python worker failed to connect back"
-"""In last lines of a run that its user starts again, on a machine where a micro-batch takes longer than 20 s, or a
-worker more than the 10 s that Spark gives it to come up."""
+"""In last lines of a run that its user starts again, on a machine where a micro-batch takes longer than 20 s."""
 
 
 class TooSlow(Exception):
@@ -122,14 +120,6 @@ class Copying:
                 return
             self._start_again(self.driver)
 
-    def ended_by_itself(self) -> Run:
-        """The driver that writes now has ended, however; but not because a worker of Spark was late."""
-        while True:
-            assert self.driver is not None
-            if self.driver.wait() == 0 or LATE_WORKER not in self.driver.last_line():
-                return self.driver
-            self._start_again(self.driver)
-
     def end(self) -> None:
         for each in self._runs:
             each.kill()
@@ -138,9 +128,8 @@ class Copying:
         """It has failed for no other reason than that the machine is too slow."""
         said = ended.last_line()
         slow_s = time.monotonic() - ended.opened_s
-        if LATE_WORKER not in said:
-            assert STAGE_ENDED in said, ended.said()
-            assert slow_s >= STAGING_TIMEOUT_S, f"after {slow_s:.1f} s: {ended.said()}"
+        assert STAGE_ENDED in said, ended.said()
+        assert slow_s >= STAGING_TIMEOUT_S, f"after {slow_s:.1f} s: {ended.said()}"
 
     def _start_again(self, ended: Run) -> None:
         self.check_slow(ended)

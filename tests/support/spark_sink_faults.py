@@ -35,6 +35,10 @@ HANDED_ON_BEFORE = 2
 GATHERED_BYTES = 16 * 1024
 """So that each Arrow batch of a test, of 200 rows, is sent on its own: see `write`."""
 HELD_MAX_S = 900.0
+LATE_WORKER = "Python worker failed to connect back"
+"""Spark gives the Python process of a streaming source 10 s to come up: a query without it is started anew, as its user
+would."""
+STARTS_MAX = 20
 _POLL_S = 0.02
 
 
@@ -204,13 +208,17 @@ def main() -> int:
         stagingTimeoutMs="20000",
         faults=given.faults,
     )
-    query = sink.option("checkpointLocation", given.checkpoint).trigger(availableNow=True).start()
-    said = ""
-    try:
-        query.awaitTermination()
-    except Exception as error:
-        print(error, file=sys.stderr)
-        said = sentence_of(error)
+    sink = sink.option("checkpointLocation", given.checkpoint).trigger(availableNow=True)
+    said = LATE_WORKER
+    for _ in range(STARTS_MAX):
+        try:
+            sink.start().awaitTermination()
+            said = ""
+        except Exception as error:
+            print(error, file=sys.stderr)
+            said = sentence_of(error)
+        if LATE_WORKER not in said:
+            break
     spark.stop()
     if said:
         print(said, file=sys.stderr)
