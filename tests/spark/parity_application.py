@@ -1,8 +1,11 @@
 """Runs the cases of the parity table with both sources in one Spark session of its own JVM.
 
-Standard input: one JSON document, `{"jars": [...], "sources": {format: {option: value}}, "cases": [...]}`; a case is
-`{"name", "options", "columns", "stream", "bare", "write", "reads"}`: `bare` is one without the options of `sources`,
-and `write` a SELECT whose rows are written, in a stream out of `incoming`, which is read by the options `reads`.
+Standard input: one JSON document, `{"jars": [...], "sources": {format: {option: value}}, "addresses": {format:
+bootstrap}, "cases": [...]}`; a case is `{"name", "options", "columns", "stream", "bare", "write", "reads", "loses",
+"resumed", "topic"}`: `bare` is one without the options of `sources`, `write` a SELECT whose rows are written, in a
+stream out of `incoming`, which is read by the options `reads`, and one that `loses` runs twice, and has records deleted
+from its `topic` in between. Several run at once, each in a session of its own: most of a case is waiting for processes
+to start.
 Standard output: one line a case and source, `{"name", "format", "rows"}` with rows as lists in order (none of a
 write; of a stream each ends with the number of its micro-batch), or `{"name", "format", "error"}`. A case that is
 `resumed` has `offsets`, what `penstock spark offsets` says of the checkpoint, and `rest`: the rows of a batch that
@@ -17,12 +20,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
-from support.spark import started
+from support.kafka import client_config, lose
+from support.spark import run_to_end
+
+AT_ONCE = 2
+"""As many as there are processors: with more of them the Python process of a source comes up too late for Spark."""
 
 COLUMNS = [
     "hex(key) AS key",
@@ -35,6 +44,10 @@ COLUMNS = [
 ]
 
 
+LOSING = (20, 30, 40)
+"""Of a case that loses: where the log ends for the first run, and where it starts and ends for the second."""
+
+
 def rows_of(frame: DataFrame, columns: list[str]) -> list[list[Any]]:
     return sorted(
         ([str(value) for value in row] for row in frame.selectExpr(*columns).collect()),
@@ -42,13 +55,7 @@ def rows_of(frame: DataFrame, columns: list[str]) -> list[list[Any]]:
     )
 
 
-def read(
-    spark: SparkSession,
-    form: str,
-    base: dict[str, str],
-    case: dict[str, Any],
-    checkpoint: Path | None = None,
-) -> list[list[Any]]:
+def read(spark: SparkSession, form: str, base: dict[str, str], case: dict[str, Any]) -> list[list[Any]]:
     columns = COLUMNS + case["columns"]
     options = ({} if case["bare"] else base) | case["options"]
     if case["write"] and case["stream"]:
@@ -60,22 +67,42 @@ def read(
         return []
     if not case["stream"]:
         return rows_of(spark.read.format(form).options(**options).load(), columns)
-    found: list[list[Any]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoint = Path(directory)
+        if not case["loses"]:
+            return read_stream(spark, form, options, columns, checkpoint)
+        address, topic = case["address"], case["topic"]
+        first, start, end = LOSING
+        produce(address, topic, 0, first)
+        rows = read_stream(spark, form, options, columns, checkpoint)
+        produce(address, topic, first, end)
+        lose(address, topic, start)
+        return rows + read_stream(spark, form, options, columns, checkpoint)
+
+
+def produce(bootstrap: str, topic: str, start: int, end: int) -> None:
+    producer = Producer(client_config(bootstrap))
+    for number in range(start, end):
+        producer.produce(topic, b"v%d" % number, partition=0, timestamp=1_700_000_000_000 + number)
+    assert producer.flush(120) == 0
+
+
+def read_stream(
+    spark: SparkSession, form: str, options: dict[str, str], columns: list[str], checkpoint: Path
+) -> list[list[Any]]:
+    found: dict[int, list[list[Any]]] = {}
 
     def collect(batch: DataFrame, number: int) -> None:
-        found.extend([*row, str(number)] for row in rows_of(batch, columns))
+        found[number] = [[*row, str(number)] for row in rows_of(batch, columns)]
 
     frame = spark.readStream.format(form).options(**options).load()
     writer = frame.writeStream.foreachBatch(collect).trigger(availableNow=True)
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", str(checkpoint))
+    writer = writer.option("checkpointLocation", str(checkpoint))
 
-    def start() -> Any:
-        found.clear()  # of a query that is started anew
-        return writer.start()
-
-    started(start).awaitTermination()
-    return sorted(found, key=lambda row: (row[2], int(row[3]), int(row[4])))
+    run_to_end(writer.start)
+    return sorted(
+        (row for rows in found.values() for row in rows), key=lambda row: (row[2], int(row[3]), int(row[4]))
+    )
 
 
 def write_stream(
@@ -85,7 +112,7 @@ def write_stream(
     with tempfile.TemporaryDirectory() as directory:
         writer = spark.sql(case["write"]).writeStream.format(form).options(**base | case["options"])
         writer = writer.option("checkpointLocation", directory).trigger(availableNow=True)
-        started(writer.start).awaitTermination()
+        run_to_end(writer.start)
     return []
 
 
@@ -93,7 +120,7 @@ def resumed(spark: SparkSession, form: str, base: dict[str, str], case: dict[str
     """Of a query whose checkpoint was looked at."""
     with tempfile.TemporaryDirectory() as directory:
         checkpoint, ahead = Path(directory) / "checkpoint", Path(directory) / "ahead"
-        rows = read(spark, form, base, case, checkpoint)
+        rows = read_stream(spark, form, base | case["options"], COLUMNS + case["columns"], checkpoint)
         shutil.copytree(checkpoint, ahead)
         for path in (ahead / "commits").iterdir():
             if path.name.strip(".").removesuffix(".crc") != "0":
@@ -113,8 +140,16 @@ def spark_offsets(checkpoint: Path, *more: str) -> str:
 
 def sentence(text: str) -> str:
     """What Spark shows last of a Python source's exception, in one line; the whole text of a Java one."""
-    lines = [line for line in text.splitlines() if "Error: " in line]
-    return lines[-1] if lines else text[:4000]
+    # Of an action in foreachBatch there is one more, of the call to Java, which does not say why.
+    lines = [line for line in text.splitlines() if "Error: " in line and "Py4JJavaError: " not in line]
+    return lines[-1] if lines else text[:20_000]
+
+
+def session_of_thread(spark: SparkSession) -> SparkSession:
+    """A new one. Whoever writes finds sinks in Python by the session of the thread alone, which new threads lack."""
+    session = spark.newSession()
+    SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
+    return session
 
 
 def main() -> None:
@@ -132,17 +167,24 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    for case in work["cases"]:
-        for form, base in work["sources"].items():
-            answer: dict[str, Any] = {"name": case["name"], "format": form}
-            try:
-                if case["resumed"]:
-                    answer |= resumed(spark, form, base, case)
-                else:
-                    answer["rows"] = read(spark, form, base, case)
-            except Exception as error:
-                answer["error"] = sentence(str(error)) or type(error).__name__
-            print(json.dumps(answer), flush=True)
+
+    def answer(case: dict[str, Any], form: str) -> dict[str, Any]:
+        told: dict[str, Any] = {"name": case["name"], "format": form}
+        try:
+            given = case | {"address": work["addresses"][form]}
+            session, base = session_of_thread(spark), work["sources"][form]
+            if case["resumed"]:
+                told |= resumed(session, form, base, given)
+            else:
+                told["rows"] = read(session, form, base, given)
+        except Exception as error:
+            told["error"] = sentence(str(error)) or type(error).__name__
+        return told
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        asked = [threads.submit(answer, case, form) for case in work["cases"] for form in work["sources"]]
+        for future in asked:
+            print(json.dumps(future.result()), flush=True)
     spark.stop()
 
 

@@ -25,7 +25,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from penstock.local import ports
 from support.cluster import running_cluster
 from support.java import needs_java
-from support.kafka import client_config, create_topic
+from support.kafka import client_config, create_topic, lose
 from support.spark import WAIT_S
 from support.spark_connector import connector_jars
 
@@ -36,7 +36,10 @@ pytestmark = [
     needs_java,
 ]
 
-TOPICS = {"orders": 2, "my-orders-eu": 1, "ORDERS": 1, "__private": 1, "empty": 2}
+TOPICS = {"orders": 2, "my-orders-eu": 1, "ORDERS": 1, "__private": 1, "empty": 2, "trimmed": 1}
+TRIMMED = "trimmed"
+"""Whose first records are deleted."""
+TRIMMED_AT = 15
 WRITTEN_PARTITIONS = 3
 SAME, DIFFERS = "same", "differs"
 SPARK_PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
@@ -65,6 +68,9 @@ class Case:
     """Of a stream: its checkpoint is looked at by `penstock spark offsets`, and read on from there."""
     write_times: bool = False
     """Timestamps of what was written are compared too."""
+    loses: bool = False
+    """A stream that is started again, on a topic of its own ({topic}), of which records that it has not read yet are
+    deleted in between."""
 
 
 def offsets(text: str) -> str:
@@ -75,6 +81,9 @@ def offsets(text: str) -> str:
 
 ORDERS = {"subscribe": "orders"}
 HEADERS = ["to_json(struct(headers)) AS headers"]
+FROM_WHAT_IS_GONE = {"subscribe": TRIMMED, "startingOffsets": '{"trimmed":{"0":7}}'}
+GOES_ON = {"failOnDataLoss": "false"}
+LOST = "(?i)(data may have been lost|was 7 but consumer reset to 15|outside 15)"
 BATCH = [
     Case("subscribe", ORDERS),
     Case("subscribe two", {"subscribe": "orders, my-orders-eu"}),
@@ -156,6 +165,8 @@ BATCH = [
     Case(
         "a misspelt option", ORDERS | {"startingOfsets": "earliest"}, DIFFERS, "| an option that is not known"
     ),
+    Case("a start that is gone", FROM_WHAT_IS_GONE, LOST),
+    Case("a start that is gone, failOnDataLoss=false", FROM_WHAT_IS_GONE | GOES_ON),
 ]
 FIRST = {"startingOffsets": "earliest"}
 STREAM = [
@@ -199,6 +210,107 @@ STREAM = [
         ORDERS | FIRST | {"endingOffsets": "latest"},
         "not valid in streaming queries",
         stream=True,
+    ),
+    Case("stream subscribe two", {"subscribe": "orders, my-orders-eu"} | FIRST, stream=True),
+    Case("stream an empty topic", {"subscribe": "empty"} | FIRST, stream=True),
+    Case("stream pattern orders", {"subscribePattern": "orders"} | FIRST, stream=True),
+    Case("stream pattern __private", {"subscribePattern": "__private"} | FIRST, stream=True),
+    Case(
+        "stream startingOffsetsByTimestamp",
+        ORDERS | {"startingOffsetsByTimestamp": offsets(f"0:{TIME_MS + 9_500} 1:1")},
+        stream=True,
+    ),
+    Case(
+        "stream a start by time before one by offsets",
+        ORDERS
+        | {"startingTimestamp": str(TIME_MS + 9_500), "startingOffsetsByTimestamp": offsets("0:1 1:1")}
+        | {"startingOffsets": offsets("0:3 1:3")},
+        stream=True,
+    ),
+    Case(
+        "stream a start too late",
+        ORDERS | {"startingTimestamp": str(TIME_MS * 2)},
+        "(No offset matched|no record is as late).*orders-0",
+        stream=True,
+    ),
+    Case(
+        "stream a start too late, strategy latest",
+        ORDERS | {"startingTimestamp": str(TIME_MS * 2), "startingOffsetsByTimestampStrategy": "latest"},
+        stream=True,
+    ),
+    Case("stream maxRecordsPerPartition", ORDERS | FIRST | {"maxRecordsPerPartition": "3"}, stream=True),
+    Case(
+        "stream kafka.isolation.level",
+        ORDERS | FIRST | {"kafka.isolation.level": "read_committed"},
+        stream=True,
+    ),
+    Case("stream groupIdPrefix", ORDERS | FIRST | {"groupIdPrefix": "mine"}, stream=True),
+    Case("stream kafka.group.id", ORDERS | FIRST | {"kafka.group.id": "mine"}, stream=True),
+    Case(
+        "stream tuning",
+        ORDERS | FIRST | {"kafka.max.poll.records": "3", "kafka.fetch.min.bytes": "1"},
+        stream=True,
+    ),
+    Case(
+        "stream patience",
+        ORDERS
+        | FIRST
+        | {"kafkaConsumer.pollTimeoutMs": "60000"}
+        | {"fetchOffset.numRetries": "5", "fetchOffset.retryIntervalMs": "20"},
+        stream=True,
+    ),
+    Case("stream no strategy", FIRST, "must be specified|subscribe, subscribePattern", stream=True),
+    Case("stream two strategies", ORDERS | {"assign": '{"orders":[1]}'}, "Only one of", stream=True),
+    Case("stream no address", ORDERS, "kafka.bootstrap.servers|option gateway", bare=True, stream=True),
+    Case(
+        "stream a partition too few",
+        ORDERS | {"startingOffsets": offsets("0:7")},
+        "Assigned: Set.orders-0, orders-1|missing: orders-1",
+        stream=True,
+    ),
+    Case(
+        "stream a topic that is not there",
+        {"subscribe": "absent"} | FIRST,
+        "UnknownTopicOrPartition|no such topic or partition: absent",
+        stream=True,
+    ),
+    Case(
+        "stream endingOffsetsByTimestamp",
+        ORDERS | FIRST | {"endingOffsetsByTimestamp": offsets(f"0:{TIME_MS + 9_500} 1:1")},
+        "not valid in streaming queries",
+        stream=True,
+    ),
+    *(
+        Case(f"stream {name}", ORDERS | FIRST | {f"kafka.{name}": value}, name, stream=True)
+        for name, value in (
+            ("auto.offset.reset", "latest"),
+            ("key.deserializer", "x"),
+            ("value.deserializer", "x"),
+            ("enable.auto.commit", "true"),
+            ("interceptor.classes", "x"),
+        )
+    ),
+    Case(
+        "stream a misspelt option",
+        ORDERS | {"startingOfsets": "earliest"},
+        DIFFERS,
+        "| an option that is not known",
+        stream=True,
+    ),
+    Case("stream a start that is gone", FROM_WHAT_IS_GONE, LOST, stream=True),
+    Case("stream a start that is gone, failOnDataLoss=false", FROM_WHAT_IS_GONE | GOES_ON, stream=True),
+    Case(
+        "stream a loss between two runs",
+        {"subscribe": "{topic}"} | FIRST,
+        "(?i)data may have been lost|offsets 20 to 29 are gone",
+        stream=True,
+        loses=True,
+    ),
+    Case(
+        "stream a loss between two runs, failOnDataLoss=false",
+        {"subscribe": "{topic}"} | FIRST | GOES_ON,
+        stream=True,
+        loses=True,
     ),
     Case(
         "stream min above max",
@@ -285,7 +397,10 @@ WRITES = [
     ),
 ]
 CASES = BATCH + STREAM + WRITES
-WITHOUT_ROWS = {"an empty topic", "a start too late, strategy latest", "stream from latest"}
+WITHOUT_ROWS = {
+    *("an empty topic", "a start too late, strategy latest", "stream from latest"),
+    *("stream an empty topic", "stream a start too late, strategy latest"),
+}
 SHORT = {
     "subscribe two", "pattern orders", "pattern (?i)orders", "pattern __private", "assign", "startingOffsets",
     "endingTimestamp", "startingOffsetsByTimestamp", "minPartitions", "includeHeaders", "kafka.isolation.level",
@@ -336,14 +451,17 @@ def outcomes(
                     # The records are years old, and retention would take them.
                     create_topic(bootstrap, topic, count, 1, retention_ms="-1")
                 fill(bootstrap)
+                lose(bootstrap, TRIMMED, TRIMMED_AT)
                 for case in chosen:
-                    if case.write:
-                        create_topic(bootstrap, topic_of(case), WRITTEN_PARTITIONS, 1, retention_ms="-1")
+                    if case.write or case.loses:
+                        partitions = WRITTEN_PARTITIONS if case.write else 1
+                        create_topic(bootstrap, topic_of(case), partitions, 1, retention_ms="-1")
             sources = {
                 "kafka": {"kafka.bootstrap.servers": kafka.bootstrap},
                 "penstock": {"gateway": penstock.gateway},
             }
-            found = run(sources, chosen)
+            addresses = {"kafka": kafka.bootstrap, "penstock": penstock.bootstrap}
+            found = run(sources, addresses, chosen)
             for case, (form, address) in product(
                 chosen, (("kafka", kafka.bootstrap), ("penstock", penstock.bootstrap))
             ):
@@ -355,8 +473,8 @@ def outcomes(
 
 
 def topic_of(case: Case) -> str:
-    """Where a case writes to."""
-    return case.name.replace(" ", "-")
+    """Where a case writes to, or what it has for itself."""
+    return re.sub("[ ,=]+", "-", case.name)
 
 
 def written(bootstrap: str, case: Case) -> list[tuple[Any, ...]]:
@@ -395,16 +513,20 @@ def written(bootstrap: str, case: Case) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda record: record[:2])
 
 
-def run(sources: dict[str, dict[str, str]], cases: list[Case]) -> dict[tuple[str, str], dict[str, Any]]:
+def run(
+    sources: dict[str, dict[str, str]], addresses: dict[str, str], cases: list[Case]
+) -> dict[tuple[str, str], dict[str, Any]]:
     work = {
         "jars": [str(jar) for jar in connector_jars()],
         "sources": sources,
+        "addresses": addresses,
         "cases": [
             asdict(case)
             | {
                 "options": {name: value.format(topic=topic_of(case)) for name, value in case.options.items()}
-                if case.write
+                if case.write or case.loses
                 else case.options,
+                "topic": topic_of(case),
                 "write": case.write.format(topic=topic_of(case)),
             }
             for case in cases

@@ -131,6 +131,13 @@ def delete_topic(bootstrap: str, topic: str) -> None:
         time.sleep(0.1)
 
 
+def lose(bootstrap: str, topic: str, before_offset: int, partition: int = 0) -> None:
+    """Delete the records of a partition below an offset."""
+    admin = AdminClient(client_config(bootstrap))
+    place = TopicPartition(topic, partition, before_offset)
+    admin.delete_records([place])[place].result(timeout=PATIENCE_S)
+
+
 def describe(bootstrap: str, topic: str) -> dict[int, Any]:
     """Partition metadata of a topic (leader, replicas, isrs) by number, once the gateway that is asked knows it.
 
