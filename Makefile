@@ -185,6 +185,10 @@ spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUND
 spark-source-test: setup ## exactly-once reading with nodes, gateways and executors killed in mid-read, each way to fetch, ROUNDS=20 SEED=n (java)
 	PENSTOCK_SPARK_SOURCE=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_source_killed.py $(if $(ONLY),-k "$(ONLY)") -s
 
+.PHONY: spark-reading-test
+spark-reading-test: setup ## streams that lose, wait, are refused or misled, and how far behind a group is told: ONLY="trimmed" for some (java)
+	PENSTOCK_SPARK_READING=1 $(PYTEST) tests/spark/test_spark_committed.py tests/spark/test_spark_data_loss.py tests/spark/test_spark_bad_input.py tests/spark/test_spark_planned.py tests/spark/test_spark_streaming.py $(if $(ONLY),-k "$(ONLY)") -s
+
 .PHONY: spark-sink-rows
 spark-sink-rows: setup ## a million rows of random keys beside librdkafka's murmur2, every shape and codec read back; ROWS=1000000 SEED=n (java)
 	PENSTOCK_SPARK_SINK_ROWS=$(or $(ROWS),1000000) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_sink_rows.py -s

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from support.cluster import running_cluster
-from support.kafka import create_topic
-from support.spark import WAIT_S, started
+from support.kafka import Load, client_config, commit, create_topic
+from support.spark import WAIT_S, only_in_long_form, run_to_end, started
 from support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def test_micro_batches_stay_within_their_bytes(
     assert all(size <= 1_000_000 + BATCH_BYTES for size in sizes), sizes
 
 
-def lags(cluster: LocalCluster, group: str) -> list[int]:
-    """Of every partition that the group has an offset of."""
+def lags(cluster: LocalCluster, group: str, name: str = "lag") -> dict[int, Any]:
+    """By partition, as `penstock group describe` says; partitions that the group has no offset of are left out."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "penstock.cli.main", "group", "describe", group, "--json"),
@@ -123,40 +123,91 @@ def lags(cluster: LocalCluster, group: str) -> list[int]:
         timeout=WAIT_S,
         check=False,
     )
-    return list(_found(json.loads(done.stdout), "lag")) if done.returncode == 0 else []
+    if done.returncode != 0:
+        return {}
+    places = json.loads(done.stdout)["partitions"]
+    return {place["partition"]: place[name] for place in places if place[name] is not None}
 
 
-def _found(value: Any, name: str) -> Iterator[Any]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key == name and isinstance(inner, int):
-                yield inner
-            else:
-                yield from _found(inner, name)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _found(inner, name)
+def available_now(spark: SparkSession, cluster: LocalCluster, directory: Path, **options: str) -> list[Any]:
+    """Partition and offset of every row that a query reads to its end."""
+    found: dict[int, list[Any]] = {}
+
+    def collect(batch: DataFrame, batch_id: int) -> None:
+        found[batch_id] = [tuple(row) for row in batch.select("partition", "offset").collect()]
+
+    run_to_end(
+        spark.readStream.format("penstock")
+        .options(gateway=cluster.gateway, **options)
+        .load()
+        .writeStream.foreachBatch(collect)
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .trigger(availableNow=True)
+        .start
+    )
+    return sorted(row for rows in found.values() for row in rows)
 
 
 def test_after_available_now_the_group_has_no_lag(
     spark: SparkSession, cluster_of_one: LocalCluster, tmp_path: Path
 ) -> None:
-    skewed(cluster_of_one, "followed")
-    query = started(
-        spark.readStream.format("penstock")
-        .option("gateway", cluster_of_one.gateway)
-        .option("subscribe", "followed")
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", "700")
-        .option("commitGroupId", "followers")
-        .load()
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start
+    """On any partition, the empty one included."""
+    create_topic(cluster_of_one.bootstrap, "followed", 4, 1)
+    producer = Producer({"bootstrap.servers": cluster_of_one.bootstrap})
+    for number in range(900):
+        producer.produce("followed", b"x", partition=number % 3)
+    assert producer.flush(WAIT_S) == 0
+    options = {"subscribe": "followed", "startingOffsets": "earliest", "commitGroupId": "followers"}
+    rows = available_now(spark, cluster_of_one, tmp_path, maxOffsetsPerTrigger="400", **options)
+    assert rows == [(partition, offset) for partition in range(3) for offset in range(300)]
+    assert lags(cluster_of_one, "followers") == dict.fromkeys(range(4), 0)
+    assert lags(cluster_of_one, "followers", "lag_s") == dict.fromkeys(range(4), 0)
+
+
+def test_a_query_goes_on_where_a_consumer_group_stood(
+    spark: SparkSession, cluster_of_one: LocalCluster, tmp_path: Path
+) -> None:
+    """The way over from a consumer, that has committed what it read of two partitions out of three."""
+    create_topic(cluster_of_one.bootstrap, "taken-over", 3, 1)
+    producer = Producer({"bootstrap.servers": cluster_of_one.bootstrap})
+    for number in range(300):
+        producer.produce("taken-over", b"x", partition=number % 3)
+    assert producer.flush(WAIT_S) == 0
+    settings = {"group.id": "taken-over", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    consumer = Consumer(client_config(cluster_of_one.bootstrap, **settings))
+    try:
+        consumer.subscribe(["taken-over"])
+        read: list[Any] = []
+
+        def has_read() -> bool:
+            read.extend(consumer.consume(100, 0.5))
+            return len(read) >= 300
+
+        wait_for(has_read, "the consumer has read", WAIT_S)
+        assert all(message.error() is None for message in read)
+        commit(consumer, [TopicPartition("taken-over", 0, 40), TopicPartition("taken-over", 1, 100)])
+    finally:
+        consumer.close()
+    assert lags(cluster_of_one, "taken-over") == {0: 60, 1: 0}
+    options = {"subscribe": "taken-over", "startingOffsets": "group", "commitGroupId": "taken-over"}
+    rows = available_now(spark, cluster_of_one, tmp_path, **options)
+    assert rows == [(0, offset) for offset in range(40, 100)] + [(2, offset) for offset in range(100)]
+    assert lags(cluster_of_one, "taken-over") == dict.fromkeys(range(3), 0)
+    # From then on the checkpoint says where it is, whatever becomes of the group.
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "penstock.cli.main", "group", "reset-offsets", "taken-over"),
+            *("--to-earliest", "--execute", "--bootstrap", cluster_of_one.bootstrap),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
-    assert query.awaitTermination(int(WAIT_S))
-    assert lags(cluster_of_one, "followers") == [0]
+    assert done.returncode == 0, done.stderr
+    assert lags(cluster_of_one, "taken-over") == dict.fromkeys(range(3), 100)
+    assert available_now(spark, cluster_of_one, tmp_path, **options) == []
+    assert lags(cluster_of_one, "taken-over") == dict.fromkeys(range(3), 0)
 
 
 APPLICATION = """
@@ -164,34 +215,36 @@ APPLICATION = """
     from pyspark.sql import SparkSession
     from support.spark import started
 
-    gateway, directory = sys.argv[1:]
+    gateway, directory, group = sys.argv[1:]
     spark = (SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
              .config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
              .config("spark.driver.memory", "1g").getOrCreate())
-    writer = (spark.readStream.format("penstock").option("gateway", gateway).option("subscribe", "long")
-              .option("startingOffsets", "earliest").option("commitGroupId", "long").load()
+    writer = (spark.readStream.format("penstock").option("gateway", gateway).option("subscribe", group)
+              .option("startingOffsets", "earliest").option("commitGroupId", group).load()
               .writeStream.format("noop").option("checkpointLocation", f"{directory}/checkpoint"))
     started(writer.start).awaitTermination()
 """
 
 
 @pytest.mark.slow
-def test_lag_follows_rises_after_a_kill_and_falls_again(cluster_of_one: LocalCluster, tmp_path: Path) -> None:
-    create_topic(cluster_of_one.bootstrap, "long", 2, 1)
-    producer = Producer({"bootstrap.servers": cluster_of_one.bootstrap})
+@pytest.mark.parametrize(
+    ("rate_per_s", "followed"), [(200, 1), pytest.param(5_000, 4, marks=only_in_long_form)]
+)
+def test_lag_follows_a_steady_load_rises_after_a_kill_and_falls_again(
+    cluster_of_one: LocalCluster, tmp_path: Path, rate_per_s: int, followed: int
+) -> None:
+    """`penstock group describe` tells. `followed` is how often the group is seen to pass where the log ended a moment
+    before."""
+    group = f"long-{rate_per_s}"
+    create_topic(cluster_of_one.bootstrap, group, 2, 1)
     log = tmp_path / "application.log"
     script = tmp_path / "application.py"
     script.write_text(textwrap.dedent(APPLICATION))
 
-    def produce() -> None:
-        for index in range(5_000):
-            producer.produce("long", b"x" * 100, partition=index % 2)
-        assert producer.flush(WAIT_S) == 0
-
     def driver() -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, str(script), cluster_of_one.gateway, str(tmp_path)],
+                [sys.executable, str(script), cluster_of_one.gateway, str(tmp_path), group],
                 env={
                     **os.environ,
                     "PYTHONPATH": str(Path(__file__).parents[1]),
@@ -202,24 +255,50 @@ def test_lag_follows_rises_after_a_kill_and_falls_again(cluster_of_one: LocalClu
                 start_new_session=True,
             )
 
-    def has_caught_up() -> bool:
-        assert child.poll() is None, log.read_text()[-4000:]
-        return lags(cluster_of_one, "long") == [0, 0]
+    def kill(child: subprocess.Popen[bytes]) -> None:
+        if child.poll() is None:
+            os.killpg(child.pid, 9)
+            child.wait()
 
-    produce()
+    def lag() -> int | None:
+        """Of the whole group; None until it has an offset in both partitions."""
+        told = lags(cluster_of_one, group)
+        return sum(told.values()) if len(told) == 2 else None
+
+    def follows(load: Load) -> list[int]:
+        """The lags that were told while the group passed the log's end of that moment, several times over."""
+        told: list[int] = []
+        for _ in range(followed):
+            end = len(load.ledger.acked)
+
+            def has_passed() -> bool:
+                assert child.poll() is None, log.read_text()[-4000:]
+                acked = len(load.ledger.acked)
+                now = lag()
+                if now is None:
+                    return False
+                told.append(now)
+                return acked - now >= end  # noqa: B023 # the log ends there at least
+
+            wait_for(has_passed, f"the group passes offset {end}", WAIT_S)
+        return told
+
     child = driver()
     try:
-        wait_for(has_caught_up, "the group has caught up", WAIT_S)
-        produce()
-        wait_for(has_caught_up, "the group follows", WAIT_S)
+        with Load(cluster_of_one.bootstrap, group, rate_per_s=rate_per_s, timeout_s=WAIT_S) as load:
+            wait_for(lambda: lag() is not None, "the group is there", WAIT_S)
+            print("lags under a steady load:", follows(load))
+            kill(child)
+            before = lag()
+            assert before is not None
+            load.wait_for_acks(2 * rate_per_s, WAIT_S)
+            # Some of those may have been in the log before they were acknowledged.
+            wait_for(lambda: (lag() or 0) >= before + rate_per_s, "the lag rises", WAIT_S)
+            assert all(seconds > 0 for seconds in lags(cluster_of_one, group, "lag_s").values())
+            print("lag at the kill, and after more load:", before, lag())
+            child = driver()
+            print("lags after the restart:", follows(load))
+        wait_for(lambda: lags(cluster_of_one, group) == {0: 0, 1: 0}, "no lag is left", WAIT_S)
+        print("records:", len(load.ledger.acked))
     finally:
-        os.killpg(child.pid, 9)
-        child.wait()
-    produce()
-    assert lags(cluster_of_one, "long") == [2_500, 2_500]
-    child = driver()
-    try:
-        wait_for(has_caught_up, "the group has caught up after the restart", WAIT_S)
-    finally:
-        os.killpg(child.pid, 9)
-        child.wait()
+        kill(child)

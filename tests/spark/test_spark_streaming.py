@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.spark import WAIT_S, started
+from pyspark_penstock import options
+from support.spark import WAIT_S, last_error_line, only_in_long_form, run_to_end, started
+from support.spark_refused import AT_LOAD, AT_START, IN_SHORT_FORM, Refused
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -207,24 +209,56 @@ def test_progress_and_new_partitions(spark: SparkSession, flights: MemoryGateway
     ]
 
 
-def last_error_line(error: BaseException) -> str:
-    """What a user reads at the end of Spark's exception."""
-    return [line for line in str(error).splitlines() if "Error" in line][-1]
+CLIENT_FILE = """
+security.protocol=SASL_PLAINTEXT
+sasl.mechanism=SCRAM-SHA-512
+sasl.username=reader
+sasl.password=canary
+"""
+REFUSED = [
+    pytest.param(case, id=" ".join((*case.options, case.schema)).strip(), marks=marks)
+    for case, marks in (
+        (case, () if case in IN_SHORT_FORM else only_in_long_form) for case in (*AT_START, *AT_LOAD)
+    )
+]
 
 
+@pytest.mark.parametrize("case", REFUSED)
 def test_what_a_stream_refuses_is_the_last_line(
-    spark: SparkSession, flights: MemoryGateway, tmp_path: Path
+    spark: SparkSession, flights: MemoryGateway, tmp_path: Path, case: Refused
 ) -> None:
-    with pytest.raises(Exception, match="maxOffsetsPerTrigger") as refused:
-        stream(spark, flights, maxOffsetsPerTrigger="0")  # at load()
-    assert "OptionError: maxOffsetsPerTrigger must be positive" in last_error_line(refused.value)
-    # Not known before the query starts; then an error out of streamReader() would be buried.
-    frame = stream(spark, flights, endingTimestamp="5")
-    query = started(to_files(frame, tmp_path).start)
-    with pytest.raises(Exception, match="endingTimestamp") as refused:
-        query.awaitTermination(WAIT_S)
-    assert "OptionError: option endingTimestamp is not valid in streaming" in last_error_line(refused.value)
+    paths = {name: tmp_path / f"{name}.properties" for name in ("file", "open", "none")}
+    for name in ("file", "open"):
+        paths[name].write_text(CLIENT_FILE)
+        paths[name].chmod(0o600 if name == "file" else 0o644)
+    given = {"gateway": flights.addresses[0], "subscribe": "flights"} | {
+        name: str(paths[value[1:-1]]) if value[1:-1] in paths else value
+        for name, value in case.options.items()
+    }
+    reader = spark.readStream.format("penstock").options(
+        **{name: text for name, text in given.items() if text}
+    )
+    frames = []
+
+    def run() -> None:
+        frames.append((reader.schema(case.schema) if case.schema else reader).load())
+        run_to_end(to_files(frames[0], tmp_path).start)
+
+    with pytest.raises(Exception, match="Error: ") as refused:
+        run()
+    # What the options alone can tell is told before the query starts.
+    assert bool(frames) == (case in AT_START)
+    last = last_error_line(refused.value)
+    assert f"Error: {case.sentence}" in last
+    if "{open}" in case.options.values():
+        assert "mode 0644, others may read it: run `chmod 600" in last, last
     assert "UnboundLocalError" not in str(refused.value)
+    assert "canary" not in str(refused.value)
+
+
+def test_every_name_that_is_refused_is_among_them() -> None:
+    names = {name.lower() for case in (*AT_START, *AT_LOAD) for name in case.options}
+    assert names >= (options._REFUSED | options._NOT_BUILT_YET).keys()
 
 
 def test_data_loss_stops_the_query(spark: SparkSession, flights: MemoryGateway, tmp_path: Path) -> None:
