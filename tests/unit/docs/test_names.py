@@ -65,6 +65,7 @@ CLIENT_CONFIGS = frozenset(
 """Configs of Kafka's clients."""
 OTHERS = frozenset(
     [
+        "PythonMicroBatchStream",
         "admin.properties",
         "ca.pem",
         "commit.manifest-merge.enabled",
