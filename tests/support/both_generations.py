@@ -18,6 +18,7 @@ transaction raises them where leaders add partitions, and none where they do it 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -275,8 +276,11 @@ def _committed(consumer: Consumer, places: list[TopicPartition]) -> _Committed |
 class JavaLoop:
     """Kafka's Java client, in the JVM by itself."""
 
+    _numbers = itertools.count(1)
+
     def __init__(self, bootstrap: str) -> None:
-        self.name, self.target = "loop-java", "copied-by-java"
+        # The JVM is that of all tests, and remembers by its name what a loop has done.
+        self.name, self.target = f"loop-java-{next(self._numbers)}", "copied-by-java"
         self.fatal: list[str] = []
         self.aborts: list[str] = []
         self._bootstrap = bootstrap
