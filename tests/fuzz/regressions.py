@@ -39,6 +39,15 @@ REGRESSIONS: Final[list[tuple[str, str, bytes]]] = [
             "0c0d0e0f12041a02080112062a040a026777"
         ),
     ),
+    (
+        "metadata.records",
+        "a quota that is not a number made an image differ from itself",
+        _hex(
+            "12140a120a1063630d0e0f1a020102220101280112124a100a05746f7069631201741a016b220176120f4a0d0a05746f"
+            "7069631201741a016b12075a050a0166100112228a011f2a00221270726f64756365725f627974656e72617465290000"
+            "0708ffffffff090a0b0c0d0e0f12041a02080112062a040a026777"
+        ),
+    ),
     ("kafka.error_response", "null topics ended in a TypeError", _hex("ffffffffffffffffff01005f")),
     (
         "kafka.error_response",
