@@ -182,7 +182,7 @@ spark-sink-test: setup ## exactly-once writing with a kill at every point, ROUND
 	PENSTOCK_SPARK_SINK=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(or $(SEED),$(shell date +%s)) $(PYTEST) tests/spark/test_spark_sink_killed.py $(if $(ONLY),-k "$(ONLY)") -s
 
 .PHONY: spark-source-test
-spark-source-test: setup ## exactly-once reading with nodes, gateways and executors killed in mid-read, each way to fetch, ROUNDS=20 SEED=n (java)
+spark-source-test: setup ## exactly-once reading with nodes, gateways and executors killed in mid-read, each way to fetch: ROUNDS=20 of one query each and 18 fresh ones, SEED=n ONLY="rounds and direct" (java)
 	PENSTOCK_SPARK_SOURCE=1 ROUNDS=$(or $(ROUNDS),20) SEED=$(SEED) $(PYTEST) tests/spark/test_spark_source_killed.py $(if $(ONLY),-k "$(ONLY)") -s
 
 .PHONY: spark-reading-test

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -258,8 +259,16 @@ class Load:
             self._failure = error
 
 
-def read_all(bootstrap: str, topic: str, timeout_s: float = 60.0, **config: Any) -> list[Record]:
-    """Every record of a topic, from the first offset to the end as it is now."""
+def read_all(
+    bootstrap: str,
+    topic: str,
+    timeout_s: float = 60.0,
+    *,
+    starts: Mapping[int, int] | None = None,
+    **config: Any,
+) -> list[Record]:
+    """Every record of a topic, from the first offset, or from those of `starts`, to the end as it is now."""
+    begin = starts or {}
     consumer = Consumer(
         client_config(
             bootstrap,
@@ -279,9 +288,11 @@ def read_all(bootstrap: str, topic: str, timeout_s: float = 60.0, **config: Any)
         left = {}
         for number in partitions:
             low, high = watermarks(consumer, topic, number)
-            if high > low:
+            if high > max(low, begin.get(number, 0)):
                 left[number] = high
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
+        consumer.assign(
+            [TopicPartition(topic, number, begin.get(number, OFFSET_BEGINNING)) for number in left]
+        )
         deadline = time.monotonic() + timeout_s
         while left:
             assert time.monotonic() < deadline, f"read {len(records)} records, ends not reached: {left}"

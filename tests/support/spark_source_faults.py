@@ -1,8 +1,12 @@
 """A read of a topic to Parquet, as a process of its own, that stops in the middle of a task until it may go on.
 
-The stop is in a data source around the real one, which tasks import by this module's name: a task that has received
-some of its rows, and not all, tells its process and its partition in `reached` and waits for a file `go`. It strikes
-once in a directory.
+The stop is in a data source around the real one, which tasks import by this module's name. A directory is armed by a
+file `armed`, in which stand a strike's name and a number of Arrow batches: the first task behind that many of its rows,
+with more to come, takes the file, tells its process and its partition in `reached-NAME` and waits for `go-NAME`. The
+directory may be armed again.
+
+By `--kind` it reads one batch; or streams until `produced` is there; or streams so, and meanwhile reads a batch for
+each file `order`.
 """
 
 from __future__ import annotations
@@ -20,19 +24,27 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 from pyspark_penstock import DefaultSource
 from pyspark_penstock.reader import RangePartition
+from support.spark import started
 
-STOP_AFTER = "stopafter"
-"""Option: after how many Arrow batches a task stops."""
 DIRECTORY = "faults"
-_KEPT_BY_US = (STOP_AFTER, DIRECTORY)
+"""Option: the directory of `Stop`."""
+RANGE_MIN = 1_500
+"""Records: a task stops in a range of at least so many, which are megabytes. Less may be on its way as a whole."""
+POLL_S = 0.02
+
+
+def put(path: Path, text: str) -> None:
+    """Whoever sees the file sees all of it."""
+    told = path.with_name(f"{path.name}.part")
+    told.write_text(text)
+    told.rename(path)
 
 
 class Stop:
-    """Where, and behind how many batches of a task."""
+    """Where tasks stop."""
 
-    def __init__(self, directory: str, after: int) -> None:
+    def __init__(self, directory: str) -> None:
         self._directory = directory
-        self._after = after
 
     def around(self, batches: Iterator[Any], partition: InputPartition) -> Iterator[Any]:
         directory = Path(self._directory)
@@ -42,22 +54,28 @@ class Stop:
             if held:
                 yield held.pop()
             held.append(batch)
-            if number == self._after and self._strikes(directory, partition):
-                while not (directory / "go").exists():
-                    time.sleep(0.02)
+            strike = self._strike(directory, number, partition)
+            if strike:
+                while not (directory / f"go-{strike}").exists():
+                    time.sleep(POLL_S)
         yield from held
 
-    def _strikes(self, directory: Path, partition: InputPartition) -> bool:
+    def _strike(self, directory: Path, number: int, partition: InputPartition) -> str:
+        """The name of the one that is this task's, or ""."""
         if not isinstance(partition, RangePartition):
-            return False
+            return ""
+        wanted = partition.wanted
+        if wanted.end - wanted.start < RANGE_MIN:
+            return ""
         try:
-            (directory / "struck").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        told = directory / "telling"
-        told.write_text(f"{os.getpid()} {partition.wanted.partition}")
-        told.rename(directory / "reached")  # whoever sees it can read it
-        return True
+            name, after = (directory / "armed").read_text().split()
+            if number != int(after):
+                return ""
+            (directory / "armed").rename(directory / f"struck-{name}")  # of several tasks one can
+        except FileNotFoundError:
+            return ""
+        put(directory / f"reached-{name}", f"{os.getpid()} {wanted.partition}")
+        return name
 
 
 class StoppingReader(DataSourceReader):
@@ -115,24 +133,17 @@ class StoppingStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class StoppingSource(DefaultSource):
-    """Penstock's source with the options `faults` and `stopAfter`."""
+    """Penstock's source with the option `faults`."""
 
     @classmethod
     def name(cls) -> str:
         return "penstock_stopping"
 
-    def _take_stop(self) -> Stop:
-        """The real source refuses options that it doesn't know."""
-        stop = Stop(self.options[DIRECTORY], int(self.options[STOP_AFTER]))
-        for name in _KEPT_BY_US:
-            del self.options[name]
-        return stop
-
     def schema(self) -> Any:
-        kept = {name: self.options[name] for name in _KEPT_BY_US}
+        kept = self.options[DIRECTORY]
         self._take_stop()
         form = super().schema()
-        self.options.update(kept)
+        self.options[DIRECTORY] = kept
         return form
 
     def reader(self, schema: Any) -> DataSourceReader:
@@ -143,17 +154,71 @@ class StoppingSource(DefaultSource):
         stop = self._take_stop()
         return StoppingStream(super().streamReader(schema), stop)
 
+    def _take_stop(self) -> Stop:
+        """The real source refuses options that it doesn't know."""
+        stop = Stop(self.options[DIRECTORY])
+        del self.options[DIRECTORY]
+        return stop
+
+
+class Reads:
+    """What one session reads of a topic, all of it written to Parquet."""
+
+    def __init__(self, spark: Any, source: str, directory: Path, options: dict[str, str]) -> None:
+        self._spark = spark
+        self._source = source
+        self._directory = directory
+        self._options = options
+
+    def batch(self, directory: Path, starting: str = "earliest") -> None:
+        """To `directory`/out, by whose `armed` its tasks stop."""
+        options = self._options | {"startingOffsets": starting, DIRECTORY: str(directory)}
+        _write(self._spark.read.format(self._source).options(**options).load(), directory / "out" / "batch=0")
+
+    def stream(self, per_trigger: str, *, orders: bool) -> None:
+        """Until all is produced; what is left then is read by a run that ends by itself."""
+        directory = self._directory
+        options = self._options | {
+            "startingOffsets": "earliest", "maxOffsetsPerTrigger": per_trigger, DIRECTORY: str(directory)
+        }  # fmt: skip
+        frame = self._spark.readStream.format(self._source).options(**options).load()
+
+        def write(rows: Any, batch_id: int) -> None:
+            _write(rows, directory / "out" / f"batch={batch_id}")
+            while (directory / "hold").exists():
+                (directory / "holding").touch()
+                time.sleep(POLL_S)
+
+        writer = frame.writeStream.foreachBatch(write)
+        writer = writer.option("checkpointLocation", str(directory / "checkpoint"))
+        query = started(writer.start)
+        while query.isActive and not (directory / "produced").exists():
+            if orders and (directory / "order").exists():
+                name, starting = (directory / "order").read_text().split(maxsplit=1)
+                (directory / "order").unlink()
+                self.batch(directory / name, starting)
+                (directory / name / "done").touch()
+            time.sleep(POLL_S)
+        if query.isActive:
+            query.stop()
+        else:
+            query.awaitTermination()  # raises
+        started(writer.trigger(availableNow=True).start).awaitTermination()
+
+
+def _write(rows: Any, to: Path) -> None:
+    rows.select("partition", "offset", "value").write.mode("overwrite").parquet(str(to))
+
 
 def main() -> int:
     from pyspark.sql import SparkSession
 
-    from support.spark import started
     from support.spark_source_faults import StoppingSource as Source  # as workers know it, not as __main__
-    from support.waiting import wait_for
 
     parser = argparse.ArgumentParser()
-    for name in ("kind", "gateway", "topic", "mode", "master", "per-trigger", "stop-after"):
+    for name in ("gateway", "topic", "mode", "master", "per-trigger"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--kind", choices=("batch", "stream", "rounds"), required=True)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--conf", action="append", default=[])
     given = parser.parse_args()
@@ -163,32 +228,16 @@ def main() -> int:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(Source)
-    directory: Path = given.directory
+    put(given.directory / "application", spark.sparkContext.applicationId)
     options = {
-        "gateway": given.gateway, "subscribe": given.topic, "startingOffsets": "earliest", "fetchMode": given.mode,
-        "fetch.chunkBytes": "65536", DIRECTORY: str(directory), "stopAfter": given.stop_after,
+        "gateway": given.gateway, "subscribe": given.topic, "fetchMode": given.mode, "fetch.chunkBytes": "65536"
     }  # fmt: skip
-    columns = ("partition", "offset", "value")
-
-    def write(rows: Any, batch_id: int) -> None:
-        rows.select(*columns).write.mode("overwrite").parquet(str(directory / "out" / f"batch={batch_id}"))
-
+    reads = Reads(spark, Source.name(), given.directory, options)
     try:
         if given.kind == "batch":
-            write(spark.read.format(Source.name()).options(**options).load(), 0)
-            return 0
-        options["maxOffsetsPerTrigger"] = given.per_trigger
-        frame = spark.readStream.format(Source.name()).options(**options).load()
-        writer = frame.writeStream.foreachBatch(write)
-        writer = writer.option("checkpointLocation", str(directory / "checkpoint"))
-        query = started(writer.start)
-        # Until all is produced; what is left then is read by a run that ends by itself.
-        wait_for(lambda: (directory / "produced").exists() or not query.isActive, "the end of the load", 3600)
-        if query.isActive:
-            query.stop()
+            reads.batch(given.directory)
         else:
-            query.awaitTermination()
-        started(writer.trigger(availableNow=True).start).awaitTermination()
+            reads.stream(given.per_trigger, orders=given.kind == "rounds")
     except Exception as error:
         lines = [line for line in str(error).splitlines() if "Error: " in line] or str(error).splitlines()
         print(lines[-1], file=sys.stderr)
