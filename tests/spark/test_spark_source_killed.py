@@ -32,7 +32,7 @@ from conformance.wire import leaders_known
 from penstock.cli.spark_checkpoint import read_checkpoint
 from pyspark_penstock.jobs import audit
 from support.cluster import running_cluster, start_ready
-from support.kafka import Load, create_topic, delete_topic, produce, read_all, wait_for_full_isr
+from support.kafka import Load, create_topic, delete_topic, produce, read_all, read_from, wait_for_full_isr
 from support.spark_source_faults import put
 from support.spark_source_runs import WAIT_S, Place, Reading, arm, check, check_batch, strike, written
 from support.spark_standalone import standalone_spark
@@ -211,7 +211,7 @@ class Rounds:
 
     def _count(self, produced: int) -> Counter[Place]:
         """What confluent-kafka reads behind what was counted before."""
-        records = read_all(self._cluster.bootstrap, self._topic, WAIT_S, starts=self._ends)
+        records = read_from(self._cluster.bootstrap, self._topic, self._ends, WAIT_S)
         everything = Counter((item.partition, item.offset, item.value) for item in records)
         assert everything.total() == len(everything) == produced, (
             f"{everything.total()} of {produced} records"

@@ -259,16 +259,15 @@ class Load:
             self._failure = error
 
 
-def read_all(
-    bootstrap: str,
-    topic: str,
-    timeout_s: float = 60.0,
-    *,
-    starts: Mapping[int, int] | None = None,
-    **config: Any,
+def read_all(bootstrap: str, topic: str, timeout_s: float = 60.0, **config: Any) -> list[Record]:
+    """Every record of a topic, from the first offset to the end as it is now."""
+    return read_from(bootstrap, topic, {}, timeout_s, **config)
+
+
+def read_from(
+    bootstrap: str, topic: str, starts: Mapping[int, int], timeout_s: float = 60.0, **config: Any
 ) -> list[Record]:
-    """Every record of a topic, from the first offset, or from those of `starts`, to the end as it is now."""
-    begin = starts or {}
+    """The same from offsets by partition; a partition that has none is read from its first."""
     consumer = Consumer(
         client_config(
             bootstrap,
@@ -288,10 +287,10 @@ def read_all(
         left = {}
         for number in partitions:
             low, high = watermarks(consumer, topic, number)
-            if high > max(low, begin.get(number, 0)):
+            if high > max(low, starts.get(number, 0)):
                 left[number] = high
         consumer.assign(
-            [TopicPartition(topic, number, begin.get(number, OFFSET_BEGINNING)) for number in left]
+            [TopicPartition(topic, number, starts.get(number, OFFSET_BEGINNING)) for number in left]
         )
         deadline = time.monotonic() + timeout_s
         while left:
