@@ -138,6 +138,8 @@ class TxnProducer(Program):
         self._found: dict[str, str] = {}
         """Hosts of the coordinators, by "txn" and "group"; "" behind gateways."""
         self._added: set[Place] = set()
+        self._asked_us: int | None = None
+        """When it first asked for a partition to be added, since its last EndTxn or InitProducerId was answered."""
         self._sequences: dict[Place, int] = {}
         self._leader_epochs: dict[TopicPartition, int] = {}
         self._number = 0
@@ -202,7 +204,10 @@ class TxnProducer(Program):
         attempt = self.attempt
         if attempt is None:
             return False
-        took_ms = (self.world.scheduler.now_us - attempt.began_us) / MS
+        # One that nothing was added to, by what its client was told, is not ended: but the coordinator that added may
+        # be gone before it said so, and the transaction goes on as the next one.
+        began_us = min(attempt.began_us, attempt.began_us if self._asked_us is None else self._asked_us)
+        took_ms = (self.world.scheduler.now_us - began_us) / MS
         return took_ms >= min(self.slot.timeout_ms, LEFT_AFTER_LOAD_MS) - 50
 
     # --- connections
@@ -372,6 +377,7 @@ class TxnProducer(Program):
         self.init_us, self._has_rival = asked_us, has_rival
         self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
         self._sequences.clear()
+        self._asked_us = None
         self._needs_epoch = False
         self.say(f"is producer {self.producer_id}, epoch {self.epoch}")
 
@@ -512,6 +518,8 @@ class TxnProducer(Program):
         wanted = places - self._added
         if not wanted:
             return
+        if self._asked_us is None:
+            self._asked_us = self.world.scheduler.now_us
 
         def code_of(answer: Any) -> int:
             codes = [
@@ -745,6 +753,7 @@ class TxnProducer(Program):
                 self._needs_epoch = True
                 return
             raise Fatal(f"EndTxn ({attempt.tried_to}): {error.name}")
+        self._asked_us = None
         attempt.outcome = "committed" if commits else "aborted"
         self.say(f"has {attempt.outcome} inputs {attempt.first_input} to {attempt.last_input}")
         self.world.counts[f"transactions {attempt.outcome}"] += 1
