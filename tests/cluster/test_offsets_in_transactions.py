@@ -22,7 +22,7 @@ from penstock_kafka.wire.groups import group_partition
 from support.cluster import running_cluster, start_ready
 from support.java import needs_java, shared_driver
 from support.kafka import client_config, create_topic, describe
-from support.transactions import only_in_long_form, read_to_end
+from support.transactions import committed, only_in_long_form, read_to_end
 from support.waiting import wait_for
 
 PARTITIONS = 3
@@ -487,16 +487,8 @@ def test_a_producer_that_lost_all_its_brokers_at_once_goes_on(mortal: LocalClust
     thread.start()
     wait_for(lambda: not thread.is_alive(), "the transaction is committed", CALL_S)
 
-    def committed() -> int | None:
-        """None where the group has just moved to its preferred leader: the consumer looks for it, and is asked on."""
-        try:
-            (found,) = consumer.committed([TopicPartition(name, 0)], CALL_S)
-        except KafkaException as error:
-            assert error.args[0].code() == KafkaError.NOT_COORDINATOR, error
-            return None
-        return found.offset
-
-    assert wait_for(committed, "it is told what is committed", CALL_S) == 20
+    (found,) = committed(consumer, [TopicPartition(name, 0)])
+    assert found.offset == 20
     consumer.close()
 
 

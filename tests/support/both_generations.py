@@ -28,9 +28,9 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from chaos.checker import check
 from chaos.history import NO_OFFSET, History, Sends, Status
@@ -42,7 +42,7 @@ from penstock.cli import transaction_wire as tw
 from support.java import encode, shared_driver
 from support.kafka import client_config, create_topic
 from support.transactional_writers import CALL_S
-from support.transactions import ERRORS, Verdict, again, is_decided, read_to_end, verdict
+from support.transactions import ERRORS, Verdict, again, committed, is_decided, read_to_end, verdict
 from support.waiting import wait_for
 
 PLAIN = "plain"
@@ -252,25 +252,8 @@ class LibrdkafkaLoop:
             self.aborts.append(f"{self.name}: {error!r}")
         again(lambda: producer.abort_transaction(CALL_S))
         mine = consumer.assignment()
-        told = wait_for(partial(_committed, consumer, mine), f"{self.name} is told where it was", CALL_S)
-        assert told is not None
-        for place in told.found:
+        for place in committed(consumer, mine) if mine else []:
             consumer.seek(TopicPartition(place.topic, place.partition, max(place.offset, 0)))
-
-
-class _Committed(NamedTuple):
-    found: list[TopicPartition]
-
-
-def _committed(consumer: Consumer, places: list[TopicPartition]) -> _Committed | None:
-    """None where the group's coordinator has just moved: librdkafka tells that of this call, not that it may be made
-    again, and looks for the new one."""
-    try:
-        return _Committed(consumer.committed(places, CALL_S) if places else [])
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.NOT_COORDINATOR:
-            raise
-        return None
 
 
 class JavaLoop:

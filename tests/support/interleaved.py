@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from support.java import JavaDriver, decode
 from support.kafka import client_config, describe
 from support.transactional_writers import CALL_S, ByLibrdkafka
+from support.transactions import messages_to_end
 
 WRITERS = 3
 STEPS = 60
@@ -136,29 +137,13 @@ class Interleaving:
         return b"%d of %s, %s" % (self._number, by.encode(), b"x" * 60)
 
 
-def read_by_confluent(bootstrap: str, topic: str, isolation: str, timeout_s: float = 120.0) -> list[Row]:
+def read_by_confluent(bootstrap: str, topic: str, isolation: str) -> list[Row]:
     """Until confluent-kafka says that there is no more for now."""
-    settings = {"group.id": "tests-unused", "enable.auto.commit": False, "auto.offset.reset": "error"}
-    more = {"enable.partition.eof": True, "check.crcs": True, "isolation.level": isolation}
-    consumer = Consumer(client_config(bootstrap, **settings, **more))
-    found: list[Row] = []
-    try:
-        left = set(describe(bootstrap, topic))
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
-        deadline_s = time.monotonic() + timeout_s
-        while left:
-            assert time.monotonic() < deadline_s, f"ends not reached: {left}"
-            for message in consumer.consume(2_000, timeout=0.2):
-                error, partition, offset = message.error(), message.partition(), message.offset()
-                assert partition is not None and offset is not None
-                if error is None:
-                    found.append(Row(topic, partition, offset, message.key(), message.value() or b""))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard(partition)
-                else:
-                    assert error.retriable(), error
-    finally:
-        consumer.close()
+    found = []
+    for partition, message in messages_to_end(bootstrap, topic, isolation):
+        offset = message.offset()
+        assert offset is not None
+        found.append(Row(topic, partition, offset, message.key(), message.value() or b""))
     return sorted(found)
 
 

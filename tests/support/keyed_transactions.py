@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
-
-from support.kafka import client_config, describe
 from support.transactional_writers import WRITERS, ByLibrdkafka, Writer
-from support.transactions import ERRORS, Outcome, again
+from support.transactions import ERRORS, Outcome, again, messages_to_end
 
 NAMES = "names"
 """The topic of what counted; one partition."""
@@ -200,40 +196,11 @@ class Found:
 
 def read_keyed(bootstrap: str, topic: str, isolation: str, timeout_s: float = 240.0) -> Found:
     """From the start to the end, as far as this reader may see now."""
-    consumer = Consumer(
-        client_config(
-            bootstrap,
-            **{
-                "group.id": "tests-unused",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",
-                "check.crcs": True,
-                "isolation.level": isolation,
-            },
-        )
-    )
     found = Found()
-    try:
-        left = set(describe(bootstrap, topic))
-        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
-        deadline_s = time.monotonic() + timeout_s
-        while left:
-            assert time.monotonic() < deadline_s, f"ends of {topic} not reached: {left}"
-            for message in consumer.consume(2_000, timeout=0.2):
-                error = message.error()
-                if error is None:
-                    key, value = message.key(), message.value()
-                    found.records += 1
-                    found.values.setdefault((key or b"").decode(), []).append(
-                        None if value is None else value.decode()
-                    )
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard(message.partition())
-                else:
-                    assert error.retriable(), error
-    finally:
-        consumer.close()
+    for _, message in messages_to_end(bootstrap, topic, isolation, timeout_s):
+        key, value = message.key(), message.value()
+        found.records += 1
+        found.values.setdefault((key or b"").decode(), []).append(None if value is None else value.decode())
     return found
 
 

@@ -16,7 +16,9 @@ only_in_long_form = pytest.mark.skipif(
 )
 """Mark of a test of the source of which `make test` has another one."""
 _TRIES_MAX = 20
-_LATE_WORKER = "Python worker failed to connect back"
+LATE_WORKER = "Python worker failed to connect back"
+"""Spark gives the Python process of a streaming source 10 s to come up: on a machine that is busier the query is
+started anew, as its user would; nothing has been read by then."""
 
 
 def started(start: Callable[[], Any]) -> Any:
@@ -28,7 +30,7 @@ def started(start: Callable[[], Any]) -> Any:
     for _ in range(_TRIES_MAX):
         query = start()
         wait_for(lambda: _is_past_its_start(query), "the source of a query is up", WAIT_S)  # noqa: B023
-        if query.isActive or _LATE_WORKER not in str(query.exception()):
+        if query.isActive or LATE_WORKER not in str(query.exception()):
             break
     return query
 
@@ -46,7 +48,7 @@ class LiveQuery:
         error = self._query.exception()
         if error is None:
             return
-        if _LATE_WORKER not in str(error):
+        if LATE_WORKER not in str(error):
             raise error
         self._query = started(self._start)
 
@@ -63,7 +65,7 @@ def run_to_end(start: Callable[[], Any]) -> None:
             assert query.awaitTermination(int(WAIT_S)), "the query did not end"
             return
         except Exception as error:
-            if _LATE_WORKER not in str(error):
+            if LATE_WORKER not in str(error):
                 raise
     raise AssertionError(f"Spark had no processor for the Python process of a source {_TRIES_MAX} times")
 

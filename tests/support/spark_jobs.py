@@ -9,12 +9,11 @@ import sys
 from typing import Any
 
 from penstock.local.cluster import LocalCluster
+from support.spark import LATE_WORKER
 
 TIMEOUT_S = 7200
 _TRIES_MAX = 4
-_LATE_WORKER = "Python worker failed to connect back"
-"""Spark gives the Python process of a streaming source 10 s. A job tries ten times; on a machine that is busier still
-its user starts it again, and so do we: nothing has been read by then."""
+"""A job tries ten times where a Python process of Spark's comes up late; then its user starts it again."""
 
 
 def command(cluster: LocalCluster, *words: str, master: str = "local[2]") -> list[str]:
@@ -39,7 +38,7 @@ def done(words: list[str], code: int = 0, environment: dict[str, str] | None = N
             check=False,
             env=os.environ | (environment or {}),
         )
-        if _LATE_WORKER not in result.stderr:
+        if LATE_WORKER not in result.stderr:
             break
     assert result.returncode == code, result.stdout + result.stderr
     return json.loads(result.stdout) if code in (0, 4) else result.stderr

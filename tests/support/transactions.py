@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -20,6 +20,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
@@ -28,6 +29,7 @@ from kafka.errors import KafkaError as KafkaPythonError
 from support.java import JavaError
 from support.kafka import client_config, describe
 from support.transactional_writers import CALL_S, WRITERS, Writer
+from support.waiting import wait_for
 
 only_in_long_form = pytest.mark.skipif(
     "PENSTOCK_TRANSACTIONS" not in os.environ, reason="of the long form: make transactions-test"
@@ -244,8 +246,11 @@ def again(call: Any) -> None:
                 raise
 
 
-def read_to_end(bootstrap: str, topic: str, isolation: str, timeout_s: float = 120.0) -> dict[int, list[str]]:
-    """What a reader finds in each partition, in order, until it is told that there is no more for it now.
+def messages_to_end(
+    bootstrap: str, topic: str, isolation: str, timeout_s: float = 120.0
+) -> Iterator[tuple[int, Message]]:
+    """What a reader is given of a topic from its start, with the partition, until it is told in each partition that
+    there is no more for it now.
 
     The last offset of a log may be a marker, which no reader is given: so only the client knows that it is at the end.
     """
@@ -262,26 +267,48 @@ def read_to_end(bootstrap: str, topic: str, isolation: str, timeout_s: float = 1
             },
         )
     )
-    found: dict[int, list[str]] = {}
     try:
         left = set(describe(bootstrap, topic))
-        found = {partition: [] for partition in left}
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in left])
         deadline_s = time.monotonic() + timeout_s
         while left:
-            assert time.monotonic() < deadline_s, f"ends not reached: {left}"
+            assert time.monotonic() < deadline_s, f"ends of {topic} not reached: {left}"
             for message in consumer.consume(2_000, timeout=0.2):
-                error = message.error()
-                partition = message.partition()
+                error, partition = message.error(), message.partition()
                 assert partition is not None
                 if error is None:
-                    found[partition].append((message.value() or b"").decode())
+                    yield partition, message
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left.discard(partition)
                 else:
                     assert error.retriable(), error
     finally:
         consumer.close()
+
+
+def read_to_end(bootstrap: str, topic: str, isolation: str, timeout_s: float = 120.0) -> dict[int, list[str]]:
+    """What `messages_to_end` gives of each partition, in order."""
+    found: dict[int, list[str]] = {partition: [] for partition in describe(bootstrap, topic)}
+    for partition, message in messages_to_end(bootstrap, topic, isolation, timeout_s):
+        found[partition].append((message.value() or b"").decode())
+    return found
+
+
+def committed(consumer: Consumer, places: list[TopicPartition]) -> list[TopicPartition]:
+    """Where a group is, asked for again while its coordinator has just moved: librdkafka tells that of this call, not
+    that it may be made again, and looks for the new one."""
+    found: list[TopicPartition] = []
+
+    def is_told() -> bool:
+        try:
+            found[:] = consumer.committed(places, CALL_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_COORDINATOR:
+                raise
+            return False
+        return True
+
+    wait_for(is_told, "it is told where its group is", CALL_S)
     return found
 
 
