@@ -122,8 +122,10 @@ class OneShard:
 
     # -- clients ---------------------------------------------------------------------------------
 
-    async def init(self, name: str = "x") -> Answer:
-        return await self._ask(lambda reply: self.find(name).init_producer(name, 60_000, reply))
+    async def init(self, name: str = "x", version: int = 0) -> Answer:
+        return await self._ask(
+            lambda reply: self.find(name).init_producer(name, 60_000, reply, client_version=version)
+        )
 
     async def add(self, epoch: int = 0, *, name: str = "x", producer_id: int = 7) -> Answer:
         request = Add(producer_id, epoch, frozenset({EVENTS}))
@@ -281,7 +283,7 @@ async def test_leaders_add_partitions_and_each_end_raises_the_epoch(rig: Rig) ->
 async def test_a_client_that_hears_of_a_lower_version_when_it_commits(rig: Rig, is_first: bool) -> None:
     """What it has not sent yet goes out by Produce 11, without being added; EndTxn is the new one still. From then on
     it is a client of the old protocol, whose epoch more than one transaction has."""
-    await rig.x.init()
+    await rig.x.init(version=2)
     if not is_first:
         assert (await rig.produce(b"a", version=12)).error == 0
         assert (await rig.x.end(version=2)).producer_epoch == 1

@@ -28,6 +28,8 @@ BATCHED_SINCE: Final = 4
 """Version of AddPartitionsToTxn that brokers send, with several transactions (KIP-890)."""
 RAISING_SINCE: Final = 5
 """Version of EndTxn by which the epoch rises with each transaction (KIP-890)."""
+KNOWS_LEADERS_SINCE: Final = 5
+"""Version of InitProducerId whose clients may leave it to leaders to add partitions (KIP-890)."""
 _NO_THROTTLE: Final = INT32.pack(0)
 
 Topics = Sequence[tuple[str, Sequence[int]]]

@@ -33,6 +33,7 @@ from penstock_kafka.wire.metadata import INTERNAL_TOPICS
 from penstock_kafka.wire.primitives import Buffer
 from penstock_kafka.wire.transactions import (
     BATCHED_SINCE,
+    KNOWS_LEADERS_SINCE,
     RAISING_SINCE,
     AddedTransaction,
     AddOffsets,
@@ -199,6 +200,7 @@ class TransactionHandler:
             ),
             producer_id=getattr(request, "producer_id", state.NO_ID),
             producer_epoch=getattr(request, "producer_epoch", state.NO_EPOCH),
+            client_version=_RAISES if call.header.api_version >= KNOWS_LEADERS_SINCE else 0,
         )
         call.wait_for(shard, question)
 

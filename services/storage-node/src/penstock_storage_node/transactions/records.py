@@ -127,8 +127,8 @@ class TransactionValue(NamedTuple):
     unit: Unit | None = None
     """That it is a stage of, from its begin until it has ended."""
     init_version: int = 0
-    """The cluster's `transaction.version` when InitProducerId gave the present epoch, until the first transaction with
-    it begins; else, and below 2, it is 0."""
+    """`client_version` of the InitProducerId that gave the present epoch, until the first transaction with it begins;
+    then 0."""
 
 
 def put_key(transactional_id: str) -> bytes:

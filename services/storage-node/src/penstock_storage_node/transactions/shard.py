@@ -94,9 +94,16 @@ class Shard(Transitions):
         producer_id: int = state.NO_ID,
         producer_epoch: int = state.NO_EPOCH,
         two_phase: bool = False,
+        client_version: int = 0,
     ) -> Question:
-        """InitProducerId with a transactional id; `two_phase`: its transactions have no timeout."""
-        request = Init(state.NO_TIMEOUT_MS if two_phase else timeout_ms, producer_id, producer_epoch)
+        """InitProducerId with a transactional id; `two_phase`: its transactions have no timeout; `client_version`: see
+        `Init`."""
+        request = Init(
+            state.NO_TIMEOUT_MS if two_phase else timeout_ms,
+            producer_id,
+            producer_epoch,
+            client_version=client_version,
+        )
         question = Question(transactional_id, request, reply, self._clock_ms() + HOLD_INIT_MS)
         if (producer_id == state.NO_ID) != (producer_epoch == state.NO_EPOCH):
             question.answer(Answer(ErrorCode.INVALID_REQUEST))

@@ -62,6 +62,8 @@ class Init:
     """What begins is a stage of it (BeginStage)."""
     takeover: bool = False
     """The sink may belong to another query."""
+    client_version: int = 0
+    """2 for InitProducerId from version 5 on, whose clients may leave it to leaders to add partitions; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Verify:
     producer_epoch: int
     partitions: Partitions
     has_batch: bool = False
-    """A leader asks, which holds a batch of a Produce below 12 with that epoch."""
+    """A leader asks, which holds a batch with that epoch, by a version whose clients add partitions themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ def _init(current: TransactionValue | None, pending: bool, request: Init, server
             request.timeout_ms,
             server.now_ms,
             unit=request.unit,
-            init_version=_noted(server),
+            init_version=request.client_version,
         )
         # Kafka makes the id in memory first, with this producer id, and so it is the previous one of the first record.
         return _initialized(fresh._replace(previous_id=server.new_id))
@@ -242,7 +244,7 @@ def _next_epoch(current: TransactionValue, request: Init, server: Server) -> Out
         previous_id=current.producer_id,
         next_id=NO_ID,
         unit=request.unit,
-        init_version=_noted(server),
+        init_version=request.client_version,
     )
     if asked in (NO_EPOCH, current.producer_epoch):
         last = NO_EPOCH if asked == NO_EPOCH else current.producer_epoch
@@ -257,10 +259,6 @@ def _next_epoch(current: TransactionValue, request: Init, server: Server) -> Out
         # The epoch of before: there may have been transactions with it.
         return _initialized(empty._replace(init_version=current.init_version))
     return _FENCED
-
-
-def _noted(server: Server) -> int:
-    return server.version if server.version >= EPOCH_RISES_SINCE else 0
 
 
 def _initialized(value: TransactionValue) -> Begin:
@@ -336,8 +334,8 @@ def _verify(current: TransactionValue | None, pending: bool, request: Verify, se
 
 
 def _has_its_own_epoch(current: TransactionValue) -> bool:
-    """Whether no transaction with the present epoch has ended: the last one's end has raised it, or it was given to a
-    client of the new protocol, maybe, and none has begun since."""
+    """Whether no transaction with the present epoch has ended, and its client may leave adding to leaders: the last
+    one's end has raised it, or InitProducerId has given it, and none has begun since."""
     noted = current.init_version if current.status is Status.EMPTY else current.client_version
     return noted >= EPOCH_RISES_SINCE
 
