@@ -209,6 +209,7 @@ async def test_a_transaction_in_every_version() -> None:
         assert (int(first.error_code), first.producer_epoch) == (0, 0)
         again = await peer.init(init)
         assert (again.producer_id, again.producer_epoch) == (first.producer_id, 1)
+        assert peer.rig.value("x").init_version == (2 if init >= 5 else 0)
     for version in range(4):
         peer = Peer()
         pair = await peer.pair()
