@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,11 @@ from bench.runner.noise import Noise, Reading, noise
 ROOT: Final = Path(__file__).resolve().parents[2]
 CALIBRATION_ROUNDS: Final = 40
 _CALIBRATION_BYTES: Final = 1024 * 1024
+REST_CORES_MAX: Final = 0.25
+REST_LOOKED_AT_S: Final = 0.25
+REST_AWAITED_S: Final = 10.0
+"""A system is at rest when it uses no more of a core than that while it is looked at; an idle cluster of Kafka uses
+0.14. One that is not at rest after the last of these is calibrated beside all the same."""
 FREE_BYTES_MIN: Final = 8_000_000_000
 """Three replicas of half a gigabyte for each of five contenders, and what Kafka prepares."""
 
@@ -113,6 +118,25 @@ def waiting() -> float:
     return max(0.0, (time.perf_counter() - begin) / cpu_s - 1) if cpu_s > 0 else 0.0
 
 
+def await_rest(
+    cpu_s: Callable[[], float],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Until the system under test has come to rest: what is left to do after a run (followers, flushes, compilers of
+    Java) would keep a calibration waiting as somebody else's work does. `cpu_s`: what it has used so far. False when it
+    does not within REST_AWAITED_S."""
+    until_s = clock() + REST_AWAITED_S
+    begin_s, before_s = clock(), cpu_s()
+    while clock() < until_s:
+        sleep(REST_LOOKED_AT_S)
+        now_s, after_s = clock(), cpu_s()
+        if after_s - before_s <= REST_CORES_MAX * (now_s - begin_s):
+            return True
+        begin_s, before_s = now_s, after_s
+    return False
+
+
 class Watch:
     """Looks at the machine before and after a run."""
 
@@ -122,10 +146,16 @@ class Watch:
     @contextlib.contextmanager
     def over(self, processes: list[tuple[str, psutil.Process]]) -> Iterator[None]:
         """Sets `noise` when the run has ended."""
+
+        def cpu_s() -> float:
+            return sum(used(processes).cpu_s.values())
+
+        await_rest(cpu_s)
         first = waiting()
         before = reading(processes)
         yield
         after = reading(processes)
+        await_rest(cpu_s)
         self.noise = noise(before, after, (first, waiting()))
 
 

@@ -2,9 +2,9 @@
 
 Three things are looked at. Steal is what the hypervisor took from the machine during the run, and others' CPU
 time is what processes took that belong neither to the system nor to the clients: both as a share of all cores'
-time, from /proc/stat. The calibration is a loop of fixed work right before and right after, when the system has
-nothing to do: the time that it took over the CPU time that it got says how long it was kept waiting, whoever
-did it.
+time, from /proc/stat. The calibration is a loop of fixed work before and after, when the system has come to rest
+(`machine.await_rest`): the time that it took over the CPU time that it got says how long it was kept waiting,
+whoever did it.
 """
 
 from __future__ import annotations
