@@ -21,7 +21,7 @@ from penstock.local.cluster import LocalCluster
 from penstock_core.topics import TRANSACTIONS_TOPIC
 from penstock_kafka.wire.groups import transaction_partition
 from support.cluster import running_cluster, start_ready
-from support.java import missing_java, needs_java
+from support.java import missing_java, needs_java, shared_driver
 from support.kafka import busiest_leader, client_config, create_topic, describe, wait_for_full_isr
 from support.transactional_writers import CALL_S, CLIENTS, WRITERS, ByLibrdkafka, Writer
 from support.transactions import (
@@ -169,6 +169,17 @@ def test_a_second_producer_fences_the_first(cluster: LocalCluster, client: str, 
         if new is not None:
             new.close()
     assert values_of(bootstrap, topic, "read_committed") == ["heir"]
+
+
+@needs_java
+@pytest.mark.parametrize("way", WAYS)
+def test_a_commit_that_overtakes_its_records_commits_them(cluster: LocalCluster, way: str) -> None:
+    # Kafka's Java client can ask for a commit before it has sent the records (decision 0179).
+    name, count = f"overtaken-{way}", 40
+    create_topic(cluster.bootstrap, name, partitions=PARTITIONS)
+    where = address(cluster, way)
+    shared_driver().call("overtaking.commit", bootstrap=where, name=name, topic=name, transactions=count)
+    assert values_of(cluster.bootstrap, name, "read_committed") == sorted(map(str, range(count)))
 
 
 def test_a_transaction_that_lasts_too_long_is_aborted(cluster: LocalCluster) -> None:

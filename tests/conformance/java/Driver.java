@@ -48,6 +48,7 @@ public final class Driver {
         OPS.put("ping", a -> "pong");
         Producers.register(OPS);
         Transactions.register(OPS);
+        Overtaking.register(OPS);
         Consumers.register(OPS);
         Admins.register(OPS);
         Tools.register(OPS);

@@ -161,6 +161,51 @@ def test_nothing_is_begun_for_who_is_gone() -> None:
     assert rig.value().status is Status.COMPLETE_COMMIT
 
 
+# -- a commit before its records (decision 0179) ----------------------------------------------------
+
+
+def test_a_commit_that_overtakes_its_records_is_told_to_come_again() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    for number in range(3):
+        assert codes(rig.end(pair)) == [BUSY]
+        assert codes(rig.add(pair, A0)) == [NONE]
+        pair = (pair[0], number + 1)
+        assert rig.end((pair[0], number)) == [Answer(NONE, *pair)]
+
+
+def test_one_that_comes_while_the_last_ones_markers_are_written_waits_and_is_told_so_too() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.hold_markers = True
+    assert codes(rig.end(pair)) == [NONE]
+    pair = (pair[0], 1)
+    waits = rig.end(pair)
+    assert codes(waits) == [None]
+    rig.pass_ms(HOLD_MS)
+    assert codes(waits) == [BUSY]
+    waits = rig.end(pair)
+    added = rig.add(pair, B0)
+    rig.hold_markers = False
+    rig.settle()
+    assert codes(waits, added) == [BUSY, NONE]
+    assert rig.end(pair) == [Answer(NONE, pair[0], 2)]
+
+
+def test_a_commit_of_nothing_is_refused_when_it_comes_again() -> None:
+    rig = Rig()
+    pair = rig.producer()
+    assert codes(rig.end(pair), rig.end(pair)) == [BUSY, ErrorCode.INVALID_TXN_STATE]
+    assert rig.end(pair, commit=False) == [Answer(NONE, pair[0], 1)]
+    assert codes(rig.end((pair[0], 1)), rig.end((pair[0], 1))) == [BUSY, ErrorCode.INVALID_TXN_STATE]
+
+
+def test_the_old_protocol_adds_before_it_ends_and_is_refused_at_once() -> None:
+    rig = Rig()
+    assert codes(rig.end(rig.producer(), version=0)) == [ErrorCode.INVALID_TXN_STATE]
+
+
 # -- sentences -----------------------------------------------------------------------------------
 
 
@@ -173,7 +218,7 @@ def test_no_sentence_without_a_barrier() -> None:
         rig.add(stale, A0),
         rig.verify(pair, A0),
         rig.end((5, 0)),
-        rig.end(pair),
+        rig.end(pair, version=0),
         rig.add((5, 0), A0, name="unknown"),
     ]
     assert codes(*asked) == [None] * 5

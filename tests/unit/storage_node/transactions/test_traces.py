@@ -48,6 +48,8 @@ class Model:
     before: int = -1
     """Producer id before the last transition."""
     partitions: set[TopicPartitionName] = field(default_factory=set)
+    early: Pair | None = None
+    """With which a commit came before anything of its transaction."""
 
     @property
     def pair(self) -> Pair:
@@ -156,7 +158,9 @@ class Model:
         if refusal:
             return refusal, None
         if self.status is not Status.ONGOING and commits:
-            return ErrorCode.INVALID_TXN_STATE, None
+            # Kafka refuses it at once; its records may be behind it (decision 0179).
+            is_first, self.early = self.early != pair, pair
+            return (ErrorCode.CONCURRENT_TRANSACTIONS if is_first else ErrorCode.INVALID_TXN_STATE), None
         self._finish(commits)
         return ErrorCode.NONE, self.pair
 
@@ -207,6 +211,7 @@ class Trace:
         kind = rng.choices(("init", "add", "verify", "end", "move", "time"), (2, 6, 1, 6, 1.5, 0.5))[0]
         if kind == "move":
             self.steps.append("the coordinator moves")
+            self.model.early = None
             self.rig.fail_over()
             self.rig.settle()
         elif kind == "time":

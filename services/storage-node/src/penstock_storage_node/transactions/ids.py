@@ -25,7 +25,7 @@ class Pending:
 class Id:
     """A transactional id."""
 
-    __slots__ = ("current", "deadline_ms", "name", "pending", "timer", "waiting")
+    __slots__ = ("current", "deadline_ms", "early", "name", "pending", "timer", "waiting")
 
     def __init__(self, name: str, current: TransactionValue | None) -> None:
         self.name = name
@@ -36,6 +36,8 @@ class Id:
         self.timer: Timer | None = None
         self.deadline_ms = NEVER_MS
         """Of the transaction, on the monotonic clock."""
+        self.early: tuple[int, int] | None = None
+        """Producer id and epoch of the last transaction whose commit came before anything of it."""
 
     @property
     def newest(self) -> TransactionValue | None:

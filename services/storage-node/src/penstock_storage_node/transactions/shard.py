@@ -34,6 +34,7 @@ from penstock_storage_node.transactions.state import (
     Add,
     Answer,
     Begin,
+    Early,
     End,
     Init,
     NeedId,
@@ -226,6 +227,9 @@ class Shard(Transitions):
             if entry.waiting is None:
                 entry.waiting = {}
             self._held.hold(question, entry.waiting, ErrorCode.CONCURRENT_TRANSACTIONS)
+        elif isinstance(outcome, Early):
+            assert entry is not None
+            self._tell(question, self._too_early(entry))
         else:
             assert isinstance(outcome, Answer)
             self._tell(question, outcome)
@@ -235,6 +239,17 @@ class Shard(Transitions):
         if entry is None:
             return state.decide(None, False, request, server)
         return state.decide(entry.current, entry.pending is not None, request, server)
+
+    @staticmethod
+    def _too_early(entry: Id) -> Answer:
+        """Once for a transaction it is to come again, which has a client send what it commits; then it commits nothing,
+        and is told so as in Kafka."""
+        assert entry.current is not None
+        pair = entry.current.producer_id, entry.current.producer_epoch
+        if entry.early == pair:
+            return Answer(ErrorCode.INVALID_TXN_STATE)
+        entry.early = pair
+        return Answer(ErrorCode.CONCURRENT_TRANSACTIONS)
 
     def _tell(self, question: Question, answer: Answer) -> None:
         if answer.error in SENTENCES or _may_be_of_another(question.request):

@@ -158,10 +158,15 @@ class NeedId(NamedTuple):
     """A new producer id has to be there first."""
 
 
-Outcome = Answer | Begin | Wait | NeedId
+class Early(NamedTuple):
+    """A commit of a transaction of which nothing has come, by who may begin it: its records may be behind it."""
+
+
+Outcome = Answer | Begin | Wait | NeedId | Early
 
 WAIT: Final = Wait()
 NEED_ID: Final = NeedId()
+EARLY: Final = Early()
 _UNKNOWN: Final = Answer(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 _FENCED: Final = Answer(ErrorCode.PRODUCER_FENCED)
 _BAD_STATE: Final = Answer(ErrorCode.INVALID_TXN_STATE)
@@ -373,7 +378,13 @@ def _end(current: TransactionValue, pending: bool, request: End, server: Server)
 
 
 def _end_raising(current: TransactionValue, pending: bool, request: End, server: Server) -> Outcome:
-    """EndTxn 5: what counts as repeated has the epoch before."""
+    """EndTxn 5: what counts as repeated has the epoch before.
+
+    One of the present epoch with nothing begun comes from a client that has not sent yet what it commits: Kafka's Java
+    client asks whether batches are unsent before it takes the lock under which it looks for what to send next
+    (Sender.maybeSendAndPollTransactionalRequest, 4.3.1), and begun, sent and committed may all be between. Told to come
+    again it sends the records first.
+    """
     if pending:
         # The client may hold a pair that counts only once this transition does.
         return WAIT
@@ -382,7 +393,7 @@ def _end_raising(current: TransactionValue, pending: bool, request: End, server:
         and request.producer_epoch == EPOCH_EXHAUSTED
         and current.producer_epoch == 0
     )
-    if _is_next(current, request) and not request.commit:
+    if _is_next(current, request):
         return WAIT
     if request.producer_id != current.producer_id and not switched:
         return _UNKNOWN
@@ -393,16 +404,15 @@ def _end_raising(current: TransactionValue, pending: bool, request: End, server:
     if current.status.is_decided:
         if is_repeated:
             return _repeated(current, request)
-        # Who was told of the decision gives up what it has begun since, before the markers are written (90 in Kafka).
-        is_told = is_equal and current.producer_epoch <= EPOCH_EXHAUSTED
-        return WAIT if is_told and not request.commit else _FENCED
+        # Who was told of the decision ends what it has begun since, before the markers are written (90 in Kafka).
+        return WAIT if is_equal and current.producer_epoch <= EPOCH_EXHAUSTED else _FENCED
     if is_repeated and current.status in COMPLETE:
         return _repeated(current, request)
     if not is_equal:
         return _FENCED
     if current.status is Status.ONGOING or not request.commit:
         return _prepared(current, request, server)
-    return _BAD_STATE
+    return EARLY if current.producer_epoch <= EPOCH_EXHAUSTED else _BAD_STATE
 
 
 def _repeated(current: TransactionValue, request: End) -> Outcome:
