@@ -81,7 +81,7 @@ def _of_transactions(told: Told) -> Figures:
 
 
 def commits(bench: Bench, step: Step) -> Figures:
-    """At a fixed rate, a record in each partition."""
+    """At a fixed rate, a record in each partition; where a system does not reach it, for twice the time."""
     load = step.row.load
     topic = bench.topic(step, load)
     settle()

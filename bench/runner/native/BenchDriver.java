@@ -227,7 +227,8 @@ public final class BenchDriver {
         long rate = number("rate_per_s", 1);
         forget();
         long begin = System.nanoTime();
-        for (long number = 0; number < records; number++) {
+        long until = begin + 2 * records * SECOND_NS / rate;
+        for (long number = 0; number < records && System.nanoTime() < until; number++) {
             long due = begin + number * SECOND_NS / rate;
             sleepUntil(due);
             producer.beginTransaction();
@@ -242,7 +243,7 @@ public final class BenchDriver {
             }
         }
         checkRefused();
-        print(records * partitions, begin, System.nanoTime());
+        print(committed, begin, System.nanoTime());
     }
 
     // -- one record each, over and over ----------------------------------------------------------------------------
