@@ -19,7 +19,12 @@ from support.waiting import eventually
 
 MESSAGE_BYTES_MOST = 64 * 1024 * 1024
 SIZES = (0, 1, 100, 16_379, 16_384, 65_535, 65_536, 100_000, 1 << 20, (5 << 20) + 3, 20 << 20)
-UNBOUNDED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+OF_GRPCIO = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Its window would grow with the bandwidth that it measures, up to tens of megabytes on a quick machine.
+    ("grpc.http2.bdp_probe", 0),
+)
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
@@ -70,7 +75,7 @@ HANDLERS = {
 async def served(kind: str) -> AsyncIterator[tuple[str, Any]]:
     handlers = (grpc.method_handlers_generic_handler("test.Test", HANDLERS),)
     if kind == "grpcio":
-        other = grpc.aio.server(options=UNBOUNDED)
+        other = grpc.aio.server(options=OF_GRPCIO)
         port = other.add_insecure_port("127.0.0.1:0")
         other.add_generic_rpc_handlers(handlers)
         await other.start()
@@ -89,7 +94,7 @@ async def served(kind: str) -> AsyncIterator[tuple[str, Any]]:
 @contextlib.asynccontextmanager
 async def dialled(kind: str, address: str) -> AsyncIterator[Any]:
     if kind == "grpcio":
-        channel: Any = grpc.aio.insecure_channel(address, options=UNBOUNDED)
+        channel: Any = grpc.aio.insecure_channel(address, options=OF_GRPCIO)
     else:
         channel = Channel(address, message_bytes_most=MESSAGE_BYTES_MOST)
     yield channel
