@@ -42,33 +42,49 @@ class CutProxy:
 
     async def _start(self) -> None:
         self._open.set()
-        self._server = await asyncio.start_server(self._take, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._came, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _stop(self) -> None:
+        # A server of asyncio's that is closed forgets whom it has accepted and not yet told of.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(others)
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         # What was aborted is closed in the loop's next turn, and this loop has no other one.
         await asyncio.sleep(0)
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._take(reader, writer))
         self._tasks.add(task)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            # Closed in an orderly way it would stay open until somebody takes what is unsent.
+            writer.transport.abort()
+
+        task.add_done_callback(ended)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far: asyncio.StreamWriter | None = None
+        carried: list[asyncio.Task[None]] = []
         try:
             far_reader, far = await asyncio.open_connection(*self._target)
-            await asyncio.gather(self._carry(reader, far), self._carry(far_reader, writer))
-        except (OSError, asyncio.CancelledError):
+            carried += [
+                asyncio.create_task(self._carry(reader, far)),
+                asyncio.create_task(self._carry(far_reader, writer)),
+            ]
+            await asyncio.wait(carried)
+        except OSError:
             pass
         finally:
-            self._tasks.discard(task)
-            for each in (writer, far):
-                if each is not None:
-                    # Closed in an orderly way it would stay open until somebody takes what is unsent.
-                    each.transport.abort()
+            for task in carried:
+                task.cancel()
+            if far is not None:
+                far.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
