@@ -145,7 +145,8 @@ class Watch:
 
     @contextlib.contextmanager
     def over(self, processes: list[tuple[str, psutil.Process]]) -> Iterator[None]:
-        """Sets `noise` when the run has ended."""
+        """Sets `noise` when the run has ended. Waits for the system's rest before and after, so count inside what a
+        run takes."""
 
         def cpu_s() -> float:
             return sum(used(processes).cpu_s.values())

@@ -127,10 +127,10 @@ def latency(bench: Bench, step: Step) -> Figures:
     topic = bench.topic(step, step.row.load)
     bench.latency(step, topic, seconds=bench.size.latency_s / 2, with_reader=True)
     settle()
-    before = bench.running.used()
     with bench.watch.over(bench.running.processes()):
+        before = bench.running.used()
         told = bench.latency(step, topic, seconds=bench.size.latency_s, with_reader=True)
-    after = bench.running.used()
+        after = bench.running.used()
     bench.forget(topic)
     return {
         **percentiles("ack", told.ack_ms),
@@ -147,8 +147,8 @@ def produce(bench: Bench, step: Step) -> Figures:
     warm = max(1, round(bench.size.warm_up_megabytes * 1e6 / load.record_bytes / load.clients))
     bench.produce(step, topic, warm)
     settle()
-    before = bench.running.used()
     with bench.watch.over(bench.running.processes()):
+        before = bench.running.used()
         told = bench.produce(step, topic, bench.size.records(load.record_bytes, load.clients))
         after = bench.running.used()
     bench.forget(topic)
@@ -169,8 +169,8 @@ def consume(bench: Bench, step: Step) -> Figures:
         drop_from_cache(bench.running.data)
     else:
         bench.consume(step, topic, records, 1)
-    before = bench.running.used()
     with bench.watch.over(bench.running.processes()):
+        before = bench.running.used()
         # Each of several readers reads all of it.
         told = bench.consume(step, topic, records, load.clients)
         after = bench.running.used()

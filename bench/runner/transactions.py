@@ -217,8 +217,8 @@ def isolation(bench: Bench, step: Step) -> Figures:
 
     settle()
     read()
-    before = bench.running.used()
     with bench.watch.over(bench.running.processes()):
+        before = bench.running.used()
         told = read()
         after = bench.running.used()
     return {
@@ -242,17 +242,20 @@ def fault(bench: Bench, step: Step) -> Figures:
     )  # fmt: skip
     struck = leader if whom == "leader" else coordinator
     victim = bench.running.node(struck)
-    alive = [(role, one) for role, one in bench.running.processes() if one.pid != victim.pid]
-    with bench.driver.telling(
-        "endure", bench.running.bootstraps[step.contender.way], ENDURE, topic=topic, partitions=load.partitions,
-        record_bytes=load.record_bytes, rate_per_s=load.rate_per_s, transactional_id=name,
-    ) as story:  # fmt: skip
+    # Around the client, too: beside its load no system is at rest. Who is killed tells what it used as long as nobody
+    # has waited for it.
+    with (
+        bench.watch.over(bench.running.processes()),
+        bench.driver.telling(
+            "endure", bench.running.bootstraps[step.contender.way], ENDURE, topic=topic, partitions=load.partitions,
+            record_bytes=load.record_bytes, rate_per_s=load.rate_per_s, transactional_id=name,
+        ) as story,
+    ):  # fmt: skip
         _go_on(story, time.monotonic_ns(), 0.0)
-        with bench.watch.over(alive):
-            struck_ns = time.monotonic_ns()
-            victim.send_signal(_STRIKES[how])
-            _go_on(story, struck_ns, min(OBSERVED_S, 2 * bench.size.latency_s))
-            until_ns = time.monotonic_ns()
+        struck_ns = time.monotonic_ns()
+        victim.send_signal(_STRIKES[how])
+        _go_on(story, struck_ns, min(OBSERVED_S, 2 * bench.size.latency_s))
+        until_ns = time.monotonic_ns()
     # What is only stopped, or not quite dead, would be let go on and not be started.
     with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
         victim.kill()
