@@ -204,7 +204,8 @@ class Transitions:
             return
         questions = list(entry.waiting)
         if entry.current is not None and entry.current.status in state.COMPLETE:
-            # An EndTxn that met markers is about the transaction that they ended, never about one that begins now.
+            # An EndTxn that met markers is about the transaction that they ended, or came before anything of the next
+            # one (decision 0179): never about what is added now.
             questions.sort(key=lambda question: not isinstance(question.request, End))
         self._look_again(questions)
         if not entry.waiting:
