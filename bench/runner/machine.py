@@ -96,11 +96,11 @@ def counting(
         count()
 
 
-def reading(processes: Iterable[tuple[str, psutil.Process]]) -> Reading:
-    """Now. This process and the clients that it has waited for are ours too."""
+def reading(systems_s: float) -> Reading:
+    """Now. `systems_s`: CPU seconds of the system under test. This process and the clients that it has waited for are
+    ours too."""
     own = os.times()
-    ours_s = own.user + own.system + own.children_user + own.children_system
-    ours_s += sum(used(processes).cpu_s.values())
+    ours_s = own.user + own.system + own.children_user + own.children_system + systems_s
     times = psutil.cpu_times()
     # Guests' time is in user already.
     busy_s = times.user + times.nice + times.system + times.irq + times.softirq
@@ -137,6 +137,23 @@ def await_rest(
     return False
 
 
+class Counter:
+    """CPU seconds that processes and what they have started used so far. The dead, of whom nothing is left to read,
+    count with what was last read of them."""
+
+    def __init__(self, processes: list[tuple[str, psutil.Process]]) -> None:
+        self._processes = processes
+        self._known_s: dict[int, float] = {}
+
+    def cpu_s(self) -> float:
+        """Of all together, now."""
+        for role, process in self._processes:
+            counted = used([(role, process)]).cpu_s
+            if counted:
+                self._known_s[process.pid] = counted[role]
+        return sum(self._known_s.values())
+
+
 class Watch:
     """Looks at the machine before and after a run."""
 
@@ -144,19 +161,17 @@ class Watch:
         self.noise: Noise | None = None
 
     @contextlib.contextmanager
-    def over(self, processes: list[tuple[str, psutil.Process]]) -> Iterator[None]:
+    def over(self, processes: list[tuple[str, psutil.Process]]) -> Iterator[Counter]:
         """Sets `noise` when the run has ended. Waits for the system's rest before and after, so count inside what a
-        run takes."""
-
-        def cpu_s() -> float:
-            return sum(used(processes).cpu_s.values())
-
-        await_rest(cpu_s)
+        run takes. Who ends one of these processes reads the counter just before: its CPU would be taken for that of
+        others."""
+        counter = Counter(processes)
+        await_rest(counter.cpu_s)
         first = waiting()
-        before = reading(processes)
-        yield
-        after = reading(processes)
-        await_rest(cpu_s)
+        before = reading(counter.cpu_s())
+        yield counter
+        after = reading(counter.cpu_s())
+        await_rest(counter.cpu_s)
         self.noise = noise(before, after, (first, waiting()))
 
 

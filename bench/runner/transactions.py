@@ -242,16 +242,16 @@ def fault(bench: Bench, step: Step) -> Figures:
     )  # fmt: skip
     struck = leader if whom == "leader" else coordinator
     victim = bench.running.node(struck)
-    # Around the client, too: beside its load no system is at rest. Who is killed tells what it used as long as nobody
-    # has waited for it.
+    # Around the client, too: beside its load no system is at rest.
     with (
-        bench.watch.over(bench.running.processes()),
+        bench.watch.over(bench.running.processes()) as counter,
         bench.driver.telling(
             "endure", bench.running.bootstraps[step.contender.way], ENDURE, topic=topic, partitions=load.partitions,
             record_bytes=load.record_bytes, rate_per_s=load.rate_per_s, transactional_id=name,
         ) as story,
     ):  # fmt: skip
         _go_on(story, time.monotonic_ns(), 0.0)
+        counter.cpu_s()
         struck_ns = time.monotonic_ns()
         victim.send_signal(_STRIKES[how])
         _go_on(story, struck_ns, min(OBSERVED_S, 2 * bench.size.latency_s))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from bench.runner.machine import REST_AWAITED_S, await_rest
+import subprocess
+import sys
+
+import psutil
+from bench.runner.machine import REST_AWAITED_S, Counter, await_rest
 
 
 class _System:
@@ -39,3 +43,16 @@ def test_one_that_does_not_come_to_rest_is_not_waited_for_for_ever() -> None:
     system = _System(1000.0, cores=0.5)
     assert not await_rest(system.cpu_s, system.clock, system.sleep)
     assert system.now_s <= 100.0 + REST_AWAITED_S + 1
+
+
+def test_who_is_killed_counts_with_what_was_last_read() -> None:
+    busy = [sys.executable, "-c", "while sum(range(1000)): print(flush=True)"]
+    with subprocess.Popen(busy, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        counter = Counter([("node", psutil.Process(one.pid))])
+        while counter.cpu_s() < 0.05:
+            one.stdout.readline()
+        known_s = counter.cpu_s()
+        one.kill()
+        one.stdout.read()
+    assert counter.cpu_s() >= known_s
