@@ -386,6 +386,37 @@ def test_a_producer_that_was_told_of_a_gateway_after_its_loss_goes_on(tmp_path: 
         )
 
 
+def test_a_producer_whose_leader_hangs_aborts_and_goes_on(tmp_path: Path) -> None:
+    """librdkafka gives its records up when the transaction's time is over, and wants to abort it then: with Kafka it
+    may. Fenced by the coordinator's own abort it would have to end (found by the bench, SIGSTOP of a leader)."""
+    with running_cluster(tmp_path, nodes=3, settings=SETTINGS) as cluster:
+        bootstrap, topic = cluster.direct_bootstrap, "hangs"
+        create_topic(bootstrap, topic, 1, 3, min_insync_replicas="2")
+        ByLibrdkafka(bootstrap, "first").close()  # has the coordinators' topic made
+        leader = busiest_leader(bootstrap, topic)
+        name = next(n for n in map("hangs-{}".format, range(100)) if coordinator_of(cluster, n) != leader)
+        writer = ByLibrdkafka(bootstrap, name, timeout_ms=8_000)
+        writer.begin()
+        writer.send(topic, 0, "before")
+        writer.commit()
+        writer.begin()
+        writer.send(topic, 0, "given up")
+        writer.flush()
+        cluster.kill(leader, signal.SIGSTOP)
+        writer.send(topic, 0, "given up, too")
+        with pytest.raises(KafkaException) as told:
+            writer.commit()
+        assert told.value.args[0].txn_requires_abort(), told.value
+        assert not told.value.args[0].fatal(), told.value
+        writer.abort()
+        writer.begin()
+        writer.send(topic, 0, "after")
+        writer.commit()
+        writer.close()
+        assert values_of(cluster.bootstrap, topic, "read_committed") == ["after", "before"]
+        cluster.kill(leader, signal.SIGCONT)
+
+
 def is_told_of(port: int, client: AdminClient | Producer) -> bool:
     return port in ports(client)
 

@@ -216,7 +216,7 @@ async def test_ids_have_room_for_so_many(cluster: MiniCluster) -> None:
 
 
 async def test_a_transaction_that_takes_too_long_is_aborted(cluster: MiniCluster) -> None:
-    one = (await coordinators(cluster))[1]
+    one = (await coordinators(cluster, timeout_interval_ms=20))[1]
     pair = await one.init(timeout_ms=30)
     assert (await one.add(pair)).error is E.NONE
     await eventually(lambda: bool(one.due))

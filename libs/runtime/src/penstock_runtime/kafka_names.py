@@ -61,6 +61,9 @@ KAFKA_NAMES: Final[Mapping[str, Ours]] = {
     "replica.high.watermark.checkpoint.interval.ms": Ours(("checkpoint_interval_ms",)),
     "replica.lag.time.max.ms": Ours(("replica_lag_time_max_ms",)),
     "socket.request.max.bytes": Ours(("socket_request_max_bytes",)),
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": Ours(
+        ("transaction_abort_timed_out_transaction_cleanup_interval_ms",)
+    ),
     "transaction.max.timeout.ms": Ours(("transaction_max_timeout_ms",)),
     "transaction.remove.expired.transaction.cleanup.interval.ms": Ours(
         ("transaction_remove_expired_transaction_cleanup_interval_ms",)

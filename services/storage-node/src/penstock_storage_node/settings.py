@@ -43,6 +43,7 @@ class TransactionSettings:
     """Named as in Kafka (TransactionStateManagerConfig), times in ms; what Kafka has not as in `transactions.shard`."""
 
     timeout_max_ms: int = 900_000
+    timeout_interval_ms: int = 10_000
     id_expiration_ms: int = 7 * _DAY_MS
     expiry_interval_ms: int = 3_600_000
     ids_max: int = 1_000_000
@@ -193,6 +194,11 @@ class StorageNodeSettings(KafkaServerSettings):
         le=2**31 - 1,
         description="most transaction.timeout.ms that a producer may ask for, in ms",
     )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = Field(
+        _TRANSACTIONS.timeout_interval_ms,
+        ge=1,
+        description="a transaction that lasts longer than its timeout is aborted half of that later, in ms",
+    )
     transactional_id_expiration_ms: int = Field(
         _TRANSACTIONS.id_expiration_ms,
         ge=1,
@@ -238,6 +244,9 @@ class StorageNodeSettings(KafkaServerSettings):
             "offsets.retention.minutes": self.offsets_retention_minutes,
             "replica.lag.time.max.ms": self.replica_lag_time_max_ms,
             "socket.request.max.bytes": self.socket_request_max_bytes,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": (
+                self.transaction_abort_timed_out_transaction_cleanup_interval_ms
+            ),
             "transaction.max.timeout.ms": self.transaction_max_timeout_ms,
             "transaction.remove.expired.transaction.cleanup.interval.ms": (
                 self.transaction_remove_expired_transaction_cleanup_interval_ms
@@ -269,6 +278,7 @@ class StorageNodeSettings(KafkaServerSettings):
         """Those of the transaction coordinator."""
         return TransactionSettings(
             timeout_max_ms=self.transaction_max_timeout_ms,
+            timeout_interval_ms=self.transaction_abort_timed_out_transaction_cleanup_interval_ms,
             id_expiration_ms=self.transactional_id_expiration_ms,
             expiry_interval_ms=self.transaction_remove_expired_transaction_cleanup_interval_ms,
             ids_max=self.transactional_ids_max,

@@ -8,12 +8,23 @@ import pytest
 
 from penstock_core.errors import ErrorCode
 from penstock_kafka.wire.primitives import Malformed
+from penstock_storage_node.settings import TransactionSettings
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.records import NO_PARTITIONS, Status, TransactionValue, put_key
 from penstock_storage_node.transactions.shard import HOLD_INIT_MS, HOLD_MS
 from penstock_storage_node.transactions.state import COMPLETE, NO_TIMEOUT_MS, Add, Answer, End
 from penstock_storage_node.transactions.transitions import LOADED_LEFT_MS, RESUMED_AT_ONCE, RETRY_MS
-from unit.storage_node.transactions.transaction_rig import A0, A1, B0, NONE, TIMEOUT_MS, Rig, codes
+from unit.storage_node.transactions.transaction_rig import (
+    A0,
+    A1,
+    B0,
+    GRACE_MS,
+    LATE_MS,
+    NONE,
+    TIMEOUT_MS,
+    Rig,
+    codes,
+)
 
 BUSY = ErrorCode.CONCURRENT_TRANSACTIONS
 FENCED = ErrorCode.PRODUCER_FENCED
@@ -414,7 +425,7 @@ def test_a_transaction_that_takes_too_long_is_aborted(version: int) -> None:
     rig = Rig(version=version)
     pair = rig.producer()
     rig.add(pair, A0)
-    rig.pass_ms(TIMEOUT_MS - 1)
+    rig.pass_ms(LATE_MS - 1)
     rig.add(pair, B0)
     assert rig.value().status is Status.ONGOING
     rig.pass_ms(1)
@@ -422,6 +433,37 @@ def test_a_transaction_that_takes_too_long_is_aborted(version: int) -> None:
     assert [(m.commit, m.partitions) for m in rig.sent] == [(False, (A0, B0))]
     assert rig.shard.timed_out_count == 1
     assert codes(rig.end(pair, version=0)) == [FENCED]
+
+
+@pytest.mark.parametrize("commit", [False, True])
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_producer_whose_own_timeouts_end_with_its_transaction_may_end_it(
+    commit: bool, fails_over: bool
+) -> None:
+    """librdkafka gives a batch up after transaction.timeout.ms, and aborts then: fenced, it would have to end."""
+    rig = Rig()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.pass_ms(TIMEOUT_MS // 2)
+    if fails_over:
+        rig.fail_over()
+    rig.pass_ms(TIMEOUT_MS - TIMEOUT_MS // 2 + GRACE_MS - 1)
+    assert codes(rig.end(pair, commit=commit)) == [NONE]
+    assert rig.value().status is (Status.COMPLETE_COMMIT if commit else Status.COMPLETE_ABORT)
+    assert rig.shard.timed_out_count == 0
+
+
+def test_how_long_it_may_is_set_as_with_kafka() -> None:
+    rig = Rig()
+    rig.settings = TransactionSettings(timeout_interval_ms=3)
+    rig.shard = rig.make_shard()
+    rig.shard.loaded()
+    pair = rig.producer()
+    rig.add(pair, A0)
+    rig.pass_ms(TIMEOUT_MS)
+    assert rig.value().status is Status.ONGOING
+    rig.pass_ms(1)
+    assert rig.value().status is Status.COMPLETE_ABORT
 
 
 def test_a_transaction_without_timeout_stays() -> None:
@@ -441,7 +483,7 @@ def test_a_timeout_that_meets_a_transition_rings_after_it() -> None:
     rig.add(pair, A0)
     rig.hold = True
     rig.add(pair, B0)
-    rig.pass_ms(TIMEOUT_MS)
+    rig.pass_ms(LATE_MS)
     rig.hold = False
     rig.settle()
     rig.pass_ms(1)
@@ -458,7 +500,7 @@ def test_a_clock_that_jumps_aborts_nothing_after_a_load(jump_ms: int) -> None:
     rig.settle()
     rig.pass_ms(LOADED_LEFT_MS - 1)
     assert rig.value().status is Status.ONGOING
-    rig.pass_ms(TIMEOUT_MS)
+    rig.pass_ms(LATE_MS)
     assert rig.value().status is Status.COMPLETE_ABORT
 
 
@@ -506,7 +548,7 @@ def test_many_transactions_of_a_log_go_on_over_several_turns(status: Status) -> 
     rig.hold_markers = False
     rig.settle()
     if status is Status.ONGOING:
-        rig.pass_ms(TIMEOUT_MS + 1)
+        rig.pass_ms(LATE_MS + 1)
     ended = {value.status for _, value in rig.shard.values()}
     assert ended <= {Status.EMPTY, *COMPLETE}
 

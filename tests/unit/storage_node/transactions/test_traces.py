@@ -17,14 +17,13 @@ from penstock_core.errors import ErrorCode
 from penstock_storage_node.transactions.effects import TopicPartitionName
 from penstock_storage_node.transactions.records import Status, TransactionValue
 from penstock_storage_node.transactions.state import NO_EPOCH, NO_ID, Answer
-from unit.storage_node.transactions.transaction_rig import A0, A1, B0, Rig
+from unit.storage_node.transactions.transaction_rig import A0, A1, B0, LATE_MS, TIMEOUT_MS, Rig
 
 OLD, NEW = 0, 2
 """By `transaction.version`: clients that add partitions themselves, and those of KIP-890."""
 SEQUENCES = 1_000
 REQUESTS = 25
 EXHAUSTED = 32_766
-TIMEOUT_MS = 60_000
 PARTITIONS = (A0, A1, B0)
 
 Pair = tuple[int, int]
@@ -216,7 +215,7 @@ class Trace:
             self.rig.settle()
         elif kind == "time":
             self.steps.append("time passes")
-            self.rig.pass_ms(TIMEOUT_MS + 1_000)
+            self.rig.pass_ms(LATE_MS + 1_000)
             self.model.time_out()
         else:
             self._ask(kind)

@@ -11,7 +11,7 @@ from penstock_storage_node.transactions.state import Add, Answer, UnitSaid
 from penstock_storage_node.transactions.transitions import RETRY_MS
 from penstock_storage_node.transactions.unit_records import Rows, Unit, read_sink_key
 from penstock_storage_node.transactions.units import CommitUnit, Triple
-from unit.storage_node.transactions.transaction_rig import A0, A1, B0, NONE, TIMEOUT_MS, Rig, codes
+from unit.storage_node.transactions.transaction_rig import A0, A1, B0, LATE_MS, NONE, Rig, codes
 
 FIRST = Unit("s", "q", 0)
 SECOND = Unit("s", "q", 1)
@@ -236,7 +236,7 @@ def test_a_unit_that_is_too_large_is_refused_as_a_whole() -> None:
 def test_a_stage_times_out_as_any_transaction_and_then_its_unit_is_lost() -> None:
     rig = Rig()
     one, two = rig.staged(FIRST, "s-0-0-0", A0), rig.staged(FIRST, "s-1-0-0")
-    rig.pass_ms(TIMEOUT_MS + 1)
+    rig.pass_ms(LATE_MS + 1)
     assert rig.value("s-0-0-0").status is Status.COMPLETE_ABORT
     assert said(rig.commit(FIRST, one, two), rig.commit(FIRST, two)) == [UnitSaid.LOST, UnitSaid.DONE]
 
@@ -244,7 +244,7 @@ def test_a_stage_times_out_as_any_transaction_and_then_its_unit_is_lost() -> Non
 def test_a_timeout_that_comes_with_a_refused_decision_is_kept() -> None:
     rig = Rig()
     triple = rig.staged(FIRST, "s-0-0-0", A0)
-    rig.pass_ms(TIMEOUT_MS - 1)
+    rig.pass_ms(LATE_MS - 1)
     rig.shard.unit("s", _commit(triple), lambda _: None)
     rig.log.refuse = ErrorCode.NOT_ENOUGH_REPLICAS
     rig.now_ms += 2

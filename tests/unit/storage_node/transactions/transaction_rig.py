@@ -28,6 +28,9 @@ from penstock_storage_node.transactions.writes import Done
 
 WALL_BASE_MS = 1_700_000_000_000
 TIMEOUT_MS = 60_000
+GRACE_MS = 5_000
+LATE_MS = TIMEOUT_MS + GRACE_MS
+"""When a transaction of that timeout is aborted."""
 A0 = TopicPartitionName("a", 0)
 A1 = TopicPartitionName("a", 1)
 B0 = TopicPartitionName("b", 0)

@@ -296,6 +296,11 @@ NODE_STATIC: Final[Mapping[str, Setting]] = {
         "Largest request that this node takes, in bytes; gateways have a setting of their own.",
         "104857600",
     ),
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": Setting(
+        _INT,
+        "A transaction that lasts longer than its timeout is aborted half of that later, in ms.",
+        "10000",
+    ),
     "transaction.max.timeout.ms": Setting(
         _INT, "Most transaction timeout that a producer may ask for, in ms.", "900000"
     ),

@@ -429,9 +429,18 @@ class Transitions:
 
     # -- time ------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _deadline_ms(began_ms: int, timeout_ms: int) -> int:
-        return NEVER_MS if timeout_ms == state.NO_TIMEOUT_MS else began_ms + timeout_ms
+    @property
+    def _grace_ms(self) -> int:
+        """How long a transaction that takes too long is left to its producer, whose own timeouts end then, too: with
+        its abort it lives on, and would be fenced by ours. Kafka looks for late ones in an interval, so that half of it
+        passes on average."""
+        return self._settings.timeout_interval_ms // 2
+
+    def _deadline_ms(self, now_ms: int, timeout_ms: int, *, gone_ms: int = 0, left_ms: int = 0) -> int:
+        """When it is aborted, though so much time has gone; not before so much is left from now on."""
+        if timeout_ms == state.NO_TIMEOUT_MS:
+            return NEVER_MS
+        return now_ms + max(left_ms, timeout_ms + self._grace_ms - gone_ms)
 
     def _arm(self, entry: Id) -> None:
         """Have the timer of an id ring when its transaction is too old, and not otherwise."""
@@ -560,8 +569,9 @@ class Transitions:
                 self._decided(entry, value)
                 continue
             gone_ms = max(0, wall_ms - value.start_ms)
-            left_ms = max(LOADED_LEFT_MS, value.timeout_ms - gone_ms)
-            entry.deadline_ms = NEVER_MS if value.timeout_ms == state.NO_TIMEOUT_MS else now_ms + left_ms
+            entry.deadline_ms = self._deadline_ms(
+                now_ms, value.timeout_ms, gone_ms=gone_ms, left_ms=LOADED_LEFT_MS
+            )
             self._arm(entry)
         if len(some) == RESUMED_AT_ONCE:
             self._schedule()
