@@ -105,6 +105,10 @@ bench-groups: setup ## what heartbeats, commits, 1,000 live groups, large rebala
 bench-stages: setup ## CPU by process and thread, sleeps and bytes of a record's way (gcc; STAGES="--help")
 	$(BIN)/python -m bench.stages $(STAGES)
 
+.PHONY: bench-transaction-stages
+bench-transaction-stages: setup ## CPU by process and thread, sleeps and flushes of a transaction's way (gcc, java, javac, mvn; STAGES="--help")
+	$(BIN)/python -m bench.transaction_stages $(STAGES)
+
 .PHONY: bench-spark
 bench-spark: setup ## Spark's source beside Spark's Kafka connector on Kafka 4.3.1 (java, mvn; BENCH="--help")
 	PYTHONPATH=tests $(BIN)/python -m bench.spark $(BENCH)

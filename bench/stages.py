@@ -104,11 +104,11 @@ def kind_of(name: str, *, is_main: bool) -> str:
     return "others"
 
 
-def stage_of(command: Sequence[str], leader: str) -> str:
-    """A process's part, by the folder of its settings (`node-2`); `leader` is that of the partition's leader."""
+def stage_of(command: Sequence[str], parts: Mapping[str, str]) -> str:
+    """A process's part, by the folder of its settings (`node-2`); `parts` says what nodes are that do not follow."""
     folder = next((Path(word).parent.name for word in command if word.endswith("settings.toml")), "")
     if folder.startswith("node-"):
-        return "leader" if folder == leader else "followers"
+        return parts.get(folder, "followers")
     return folder.rstrip("0123456789").rstrip("-") + ("s" if folder.startswith("controller") else "")
 
 
@@ -132,12 +132,12 @@ def costs(before: Snapshot, after: Snapshot, size_bytes: int) -> list[Cost]:
     return sorted(made, key=lambda one: (-whole[one.stage], one.stage, -one.cpu_s_per_gb))
 
 
-def snapshot(running: Running, leader: str) -> Snapshot:
-    """Now."""
+def snapshot(running: Running, parts: Mapping[str, str]) -> Snapshot:
+    """Now. `parts`: as `stage_of` wants it."""
     threads: dict[tuple[str, int, int], Thread] = {}
     disk: dict[str, int] = {}
     for _, process in running.processes():
-        stage, pid = stage_of(process.cmdline(), leader), process.pid
+        stage, pid = stage_of(process.cmdline(), parts), process.pid
         disk[stage] = disk.get(stage, 0) + process.io_counters().write_bytes
         for task in Path(f"/proc/{pid}/task").iterdir():
             try:
@@ -172,7 +172,7 @@ class _Profile:
         self._way = way
         self._durability = durability
         self._record_bytes = record_bytes
-        self._leader = ""
+        self._parts: dict[str, str] = {}
 
     def runs(self, megabytes: float, rates: Sequence[int]) -> Iterator[Run]:
         """Of 0 megabytes those at a rate alone."""
@@ -180,7 +180,7 @@ class _Profile:
             "stages", 1, 3, {"min.insync.replicas": "2", "penstock.durability": self._durability}
         )
         metadata = self._running.admin().list_topics("stages", timeout=60)
-        self._leader = f"node-{metadata.topics['stages'].partitions[0].leader}"
+        self._parts = {f"node-{metadata.topics['stages'].partitions[0].leader}": "leader"}
         for what in ("produce", "consume") if megabytes else ():
             self._load(what, WARM_UP_MEGABYTES)
             yield self._run(what, 0, partial(self._load, what, megabytes))
@@ -205,9 +205,9 @@ class _Profile:
 
     def _run(self, what: str, rate_per_s: int, load: Callable[[], Told]) -> Run:
         settle()
-        before = snapshot(self._running, self._leader)
+        before = snapshot(self._running, self._parts)
         told = load()
-        after = snapshot(self._running, self._leader)
+        after = snapshot(self._running, self._parts)
         size_bytes = told.size_bytes
         written = {
             stage: after.disk_bytes[stage] - before.disk_bytes.get(stage, 0) for stage in after.disk_bytes

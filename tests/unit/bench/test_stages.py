@@ -32,7 +32,7 @@ def test_kinds_of_threads(name: str, is_main: bool, kind: str) -> None:
 )
 def test_stages_are_told_by_the_settings_file(folder: str, stage: str) -> None:
     command = ["python", "-P", "-m", "module", "--config", f"/d/{folder}/settings.toml"]
-    assert stage_of(command, "node-2") == stage
+    assert stage_of(command, {"node-2": "leader"}) == stage
 
 
 def test_costs_are_sums_over_the_threads_of_a_kind_and_over_the_records_bytes() -> None:
