@@ -206,9 +206,9 @@ def test_the_last_line_of_a_process_that_was_killed_may_be_cut() -> None:
 @pytest.mark.parametrize(
     ("why", "age_s", "is_explained"),
     [
-        ("_FENCED: This instance has been fenced by a newer instance", 10.5, True),
-        ("org.apache.kafka.common.errors.ProducerFencedException: There is a newer producer", 12.0, True),
-        ("_FENCED: This instance has been fenced by a newer instance", 9.0, False),
+        ("_FENCED: This instance has been fenced by a newer instance", 15.5, True),
+        ("org.apache.kafka.common.errors.ProducerFencedException: There is a newer producer", 17.0, True),
+        ("_FENCED: This instance has been fenced by a newer instance", 14.0, False),
         ("_FENCED: This instance has been fenced by a newer instance", None, False),
         ("INVALID_TXN_STATE: Producer attempted a transactional operation in an invalid state", 60.0, False),
         ("java.lang.NullPointerException", 60.0, False),
@@ -223,10 +223,10 @@ def test_only_who_was_too_long_in_a_transaction_may_be_fenced(
 @pytest.mark.parametrize(
     ("name", "age_s", "asked", "is_explained"),
     [
-        ("InvalidTxnStateException", 10.5, "commit", True),
-        ("InvalidTxnStateException", 9.5, "commit", False),
-        ("InvalidTxnStateException", 10.5, "", False),
-        ("INVALID_TXN_STATE", 10.5, "commit", False),
+        ("InvalidTxnStateException", 15.5, "commit", True),
+        ("InvalidTxnStateException", 14.5, "commit", False),
+        ("InvalidTxnStateException", 15.5, "", False),
+        ("INVALID_TXN_STATE", 15.5, "commit", False),
     ],
 )
 def test_a_commit_after_the_abort_of_a_transaction_that_took_too_long(

@@ -13,7 +13,7 @@ from typing import cast
 
 import chaos.scenarios
 from chaos.bank.books import BOOKINGS, ORDERS
-from chaos.bank.member import GROUP, TRANSACTION_TIMEOUT_MS
+from chaos.bank.member import GROUP, LATE_MS
 from chaos.bank.members import JAVA, LIBRDKAFKA, Members
 from chaos.cluster import Cluster, Needs
 from chaos.coordinators import Coordinators
@@ -164,7 +164,7 @@ def _members_stopped(scene: BankScene) -> None:
     for victim in victims:
         scene.members.hang(victim)
     # What the fault is about.
-    time.sleep(TRANSACTION_TIMEOUT_MS / 1000 + STOPPED_MORE_S)
+    time.sleep(LATE_MS / 1000 + STOPPED_MORE_S)
     scene.heal()
     for victim in victims:
         scene.members.go_on(victim)

@@ -41,6 +41,8 @@ POLL_S: Final = 0.2
 CALL_S: Final = 60.0
 REWIND_S: Final = 5.0
 TRANSACTION_TIMEOUT_MS: Final = 10_000
+LATE_MS: Final = TRANSACTION_TIMEOUT_MS + 5_000
+"""How long a transaction is open before a coordinator aborts it (decision 0180)."""
 SESSION_TIMEOUT_MS: Final = 6_000
 VALUES_PER_PROCESS: Final = 10**10
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.bank.member import TRANSACTION_TIMEOUT_MS
+from chaos.bank.member import LATE_MS
 from chaos.history import Polls, Sends, Status, Transaction, TransactionalHistory
 
 READER_OFFSET = 1_000_000
@@ -46,8 +46,8 @@ class Fatal:
         """What it comes of; empty when nothing that was done explains it."""
         why = self.why.lower()
         is_over = any(word in why for word in FENCED) or (self.is_committing and ABORTED_BEFORE in why)
-        if is_over and self.age_s is not None and self.age_s * 1000 >= TRANSACTION_TIMEOUT_MS:
-            return f"its transaction was open for {self.age_s:.1f} s, {TRANSACTION_TIMEOUT_MS / 1000:.0f} are allowed"
+        if is_over and self.age_s is not None and self.age_s * 1000 >= LATE_MS:
+            return f"its transaction was open for {self.age_s:.1f} s, {LATE_MS / 1000:.0f} are allowed"
         return ""
 
 
