@@ -64,6 +64,17 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """What threads of one kind at one stage took, all of them together."""
+
+    stage: str
+    kind: str
+    cpu_s: float
+    system_s: float
+    sleeps: int
+
+
+@dataclass(frozen=True)
 class Cost:
     """What threads of one kind at one stage took, all of them together, over the records' bytes."""
 
@@ -112,24 +123,32 @@ def stage_of(command: Sequence[str], parts: Mapping[str, str]) -> str:
     return folder.rstrip("0123456789").rstrip("-") + ("s" if folder.startswith("controller") else "")
 
 
-def costs(before: Snapshot, after: Snapshot, size_bytes: int) -> list[Cost]:
+def spent(before: Snapshot, after: Snapshot) -> list[Spent]:
     """By stage and kind of thread, in the order of the stages' CPU; threads that came meanwhile count whole."""
-    sums: dict[tuple[str, str], list[float]] = {}
-    for key, thread in after.threads.items():
-        old = before.threads.get(key, Thread(thread.kind, 0.0, 0.0, 0))
-        found = sums.setdefault((key[0], thread.kind), [0.0, 0.0, 0.0])
-        found[0] += thread.cpu_s - old.cpu_s
-        found[1] += thread.system_s - old.system_s
-        found[2] += thread.sleeps - old.sleeps
-    gigabytes = size_bytes / 1e9
-    made = [
-        Cost(stage, kind, cpu_s / gigabytes, system_s / gigabytes, sleeps / (size_bytes / 1e6))
-        for (stage, kind), (cpu_s, system_s, sleeps) in sums.items()
-    ]
+    sums: dict[tuple[str, str], Spent] = {}
+    for (stage, pid, tid), thread in after.threads.items():
+        old = before.threads.get((stage, pid, tid), Thread(thread.kind, 0.0, 0.0, 0))
+        found = sums.get((stage, thread.kind), Spent(stage, thread.kind, 0.0, 0.0, 0))
+        sums[stage, thread.kind] = Spent(
+            stage,
+            thread.kind,
+            found.cpu_s + thread.cpu_s - old.cpu_s,
+            found.system_s + thread.system_s - old.system_s,
+            found.sleeps + thread.sleeps - old.sleeps,
+        )
     whole: dict[str, float] = {}
-    for one in made:
-        whole[one.stage] = whole.get(one.stage, 0.0) + one.cpu_s_per_gb
-    return sorted(made, key=lambda one: (-whole[one.stage], one.stage, -one.cpu_s_per_gb))
+    for one in sums.values():
+        whole[one.stage] = whole.get(one.stage, 0.0) + one.cpu_s
+    return sorted(sums.values(), key=lambda one: (-whole[one.stage], one.stage, -one.cpu_s))
+
+
+def costs(before: Snapshot, after: Snapshot, size_bytes: int) -> list[Cost]:
+    """What was spent over so many bytes of records."""
+    gigabytes, megabytes = size_bytes / 1e9, size_bytes / 1e6
+    return [
+        Cost(one.stage, one.kind, one.cpu_s / gigabytes, one.system_s / gigabytes, one.sleeps / megabytes)
+        for one in spent(before, after)
+    ]
 
 
 def snapshot(running: Running, parts: Mapping[str, str]) -> Snapshot:

@@ -32,16 +32,14 @@ from bench.runner import java
 from bench.runner.driver import AT_ONCE, ClientFailed, Driver, Told, build
 from bench.runner.machine import Missing, commit, need, need_space, settle
 from bench.runner.rows import Layout
-from bench.runner.systems import START_TIMEOUT_S, Running, SystemFailed, penstock
-from bench.runner.transactional_ids import STATE_TOPIC
-from bench.stages import DURABILITIES, Snapshot, costs, snapshot
-from confluent_kafka import Producer
+from bench.runner.systems import Running, SystemFailed, penstock
+from bench.runner.transactions import coordinated_elsewhere, coordinators, leaders
+from bench.stages import DURABILITIES, Snapshot, snapshot, spent
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
 from penstock.local.cluster import LocalCluster
-from penstock_kafka.wire.groups import transaction_partition
 
 CLIENTS: Final = ("librdkafka", "java")
 SECONDS: Final = 10.0
@@ -133,8 +131,6 @@ def made_of(load: Load, client: str, durability: str, told: Told, looks: Sequenc
     first, last = within[0], within[-1]
     share = (last.at_ns - first.at_ns) / (told.end_ns - told.begin_ns)
     count = told.transactions * share
-    # As if a transaction were of a gigabyte, whose costs are in seconds and in sleeps by the thousand.
-    found = costs(first.threads, last.threads, round(count * 1e9))
     before, after = first.threads.disk_bytes, last.threads.disk_bytes
     flushes = {
         stage: Flushes((number - old[0]) / count, 1e3 * (seconds - old[1]) / (number - old[0]))
@@ -156,11 +152,11 @@ def made_of(load: Load, client: str, durability: str, told: Told, looks: Sequenc
             Cost(
                 one.stage,
                 one.kind,
-                1e6 * one.cpu_s_per_gb,
-                1e6 * one.system_s_per_gb,
-                1e3 * one.sleeps_per_mb,
+                1e6 * one.cpu_s / count,
+                1e6 * one.system_s / count,
+                one.sleeps / count,
             )
-            for one in found
+            for one in spent(first.threads, last.threads)
         ],
     )
 
@@ -189,23 +185,21 @@ class _Profile:
             for member in LocalCluster(running.data).state.members
             if member.name.startswith("node-")
         }
-        self._coordinators: dict[int, int] = {}
 
     def runs(self, clients: Sequence[str]) -> Iterator[Run]:
-        self._coordinators = self._state_topic()
+        nodes = coordinators(self._running)
         for number, load in enumerate(LOADS):
             topic = f"transactions-{number}"
             config = {"min.insync.replicas": "2", "penstock.durability": self._durability}
             self._running.create_topic(topic, load.partitions, 3, config)
-            leader = self._leaders(topic)[0]
+            leader = leaders(self._running, topic)[0]
             for client in clients:
-                name = self._name(f"{topic}-{client}", leader) if load.alone else f"{topic}-{client}"
-                coordinator = self._coordinator_of(name)
-                parts = (
-                    {f"node-{leader}": "leader", f"node-{coordinator}": "coordinator"}
-                    if load.alone
-                    else dict.fromkeys(self._ports, "nodes")
-                )
+                name, parts = f"{topic}-{client}", dict.fromkeys(self._ports, "nodes")
+                if load.alone:
+                    # Producers back to back are numbered.
+                    ending = "" if load.rate_per_s else "-0"
+                    name, coordinator = coordinated_elsewhere(name, nodes, leader, ending=ending)
+                    parts = {f"node-{leader}": "leader", f"node-{coordinator}": "coordinator"}
                 settle()
                 with self._looking(parts) as looks:
                     told = self._load(load, client, topic, name)
@@ -227,36 +221,6 @@ class _Profile:
             "commits", way, AT_ONCE[client], records=skip + round(load.rate_per_s * self._seconds), skip=skip,
             rate_per_s=load.rate_per_s, **common,
         )  # fmt: skip
-
-    def _state_topic(self) -> dict[int, int]:
-        """Coordinators by partition of the topic of their state, which is made when somebody first asks for one."""
-        asking = Producer(
-            {
-                "bootstrap.servers": self._running.bootstraps["direct"],
-                "transactional.id": "first",
-                "log_level": 0,
-            }
-        )
-        asking.init_transactions(START_TIMEOUT_S)
-        self._running.wait_for(STATE_TOPIC, len(self._leaders(STATE_TOPIC)), 3)
-        return self._leaders(STATE_TOPIC)
-
-    def _leaders(self, topic: str) -> dict[int, int]:
-        found = self._running.admin().list_topics(topic, timeout=60).topics[topic].partitions
-        return {number: one.leader for number, one in found.items()}
-
-    def _coordinator_of(self, name: str) -> int:
-        return self._coordinators[transaction_partition(name, len(self._coordinators))]
-
-    def _name(self, begin: str, leader: int) -> str:
-        """An id that another node than the data's leader coordinates, as it is and as the first of several producers
-        has it."""
-        names = (f"{begin}-{n}" for n in range(1000))
-        return next(
-            name
-            for name in names
-            if self._coordinator_of(name) == self._coordinator_of(f"{name}-0") != leader
-        )
 
     @contextmanager
     def _looking(self, parts: Mapping[str, str]) -> Iterator[list[Look]]:

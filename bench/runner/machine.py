@@ -137,7 +137,7 @@ def await_rest(
     return False
 
 
-class Counter:
+class CpuCounter:
     """CPU seconds that processes and what they have started used so far. The dead, of whom nothing is left to read,
     count with what was last read of them."""
 
@@ -161,11 +161,11 @@ class Watch:
         self.noise: Noise | None = None
 
     @contextlib.contextmanager
-    def over(self, processes: list[tuple[str, psutil.Process]]) -> Iterator[Counter]:
+    def over(self, processes: list[tuple[str, psutil.Process]]) -> Iterator[CpuCounter]:
         """Sets `noise` when the run has ended. Waits for the system's rest before and after, so count inside what a
         run takes. Who ends one of these processes reads the counter just before: its CPU would be taken for that of
         others."""
-        counter = Counter(processes)
+        counter = CpuCounter(processes)
         await_rest(counter.cpu_s)
         first = waiting()
         before = reading(counter.cpu_s())

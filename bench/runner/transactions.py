@@ -20,7 +20,7 @@ from bench.runner.measures import Bench, Figures, memory, percentiles, throughpu
 from bench.runner.pauses import Story, longest_pause_s, steady
 from bench.runner.plan import Step
 from bench.runner.rows import Kind
-from bench.runner.systems import NODES, START_TIMEOUT_S, SystemFailed
+from bench.runner.systems import NODES, START_TIMEOUT_S, Running, SystemFailed
 from bench.runner.transactional_ids import STATE_TOPIC, Cluster, Refused, make
 from confluent_kafka import Producer
 
@@ -233,13 +233,9 @@ def fault(bench: Bench, step: Step) -> Figures:
     load = step.row.load
     whom, _, how = load.fault.partition("-")
     topic = bench.topic(step, load)
-    leader = _leaders(bench, topic)[0]
-    coordinators = _coordinators(bench)
-    # Another node than the data's leader coordinates, so that each fault strikes one of the two alone.
-    name, coordinator = next(
-        (name, node) for name in (f"{topic}-{n}" for n in range(1000))
-        if (node := coordinators[transaction_partition(name, len(coordinators))]) != leader
-    )  # fmt: skip
+    leader = leaders(bench.running, topic)[0]
+    # So that each fault strikes one of the two alone.
+    name, coordinator = coordinated_elsewhere(topic, coordinators(bench.running), leader)
     struck = leader if whom == "leader" else coordinator
     victim = bench.running.node(struck)
     # Around the client, too: beside its load no system is at rest.
@@ -283,21 +279,35 @@ def _go_on(story: Story, since_ns: int, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _leaders(bench: Bench, topic: str) -> dict[int, int]:
-    found = bench.running.admin().list_topics(topic, timeout=30).topics[topic].partitions
+def leaders(running: Running, topic: str) -> dict[int, int]:
+    """Ids of nodes, by partition."""
+    found = running.admin().list_topics(topic, timeout=30).topics[topic].partitions
     return {number: one.leader for number, one in found.items()}
 
 
-def _coordinators(bench: Bench) -> dict[int, int]:
+def coordinators(running: Running) -> dict[int, int]:
     """By partition of the state topic, which is made when somebody first asks for it."""
     asking = Producer(
-        {"bootstrap.servers": bench.running.bootstraps["direct"], "transactional.id": "first", "log_level": 0,
-         **bench.running.client}
+        {"bootstrap.servers": running.bootstraps["direct"], "transactional.id": "first", "log_level": 0,
+         **running.client}
     )  # fmt: skip
     asking.init_transactions(START_TIMEOUT_S)
-    count = len(_leaders(bench, STATE_TOPIC))
-    bench.running.wait_for(STATE_TOPIC, count, 3)
-    return _leaders(bench, STATE_TOPIC)
+    count = len(leaders(running, STATE_TOPIC))
+    running.wait_for(STATE_TOPIC, count, 3)
+    return leaders(running, STATE_TOPIC)
+
+
+def coordinated_elsewhere(
+    begin: str, nodes: Mapping[int, int], leader: int, *, ending: str = ""
+) -> tuple[str, int]:
+    """A name of which the transactional id, that and `ending`, is coordinated by another node than the data's leader,
+    and that node. `nodes` are `coordinators`."""
+    names = (f"{begin}-{n}" for n in range(1000))
+    return next(
+        (name, node)
+        for name in names
+        if (node := nodes[transaction_partition(name + ending, len(nodes))]) != leader
+    )
 
 
 def many_ids(bench: Bench, step: Step) -> Figures:
@@ -308,10 +318,10 @@ def many_ids(bench: Bench, step: Step) -> Figures:
     bench.running.wait_ready(step.row.layout.nodes)
     opened = step.row.kind is Kind.OPEN
     topic = bench.topic(step, load) if opened else ""
-    coordinators = _coordinators(bench)
+    nodes = coordinators(bench.running)
     brokers = bench.running.admin().list_topics(timeout=30).brokers
     addresses = {number: f"{one.host}:{one.port}" for number, one in brokers.items()}
-    cluster = Cluster(addresses, coordinators, topic, _leaders(bench, topic) if opened else {})
+    cluster = Cluster(addresses, nodes, topic, leaders(bench.running, topic) if opened else {})
     # A load of ids before, so that what a first one costs does not count.
     try:
         asyncio.run(make(cluster, [f"{step.row.name}-warm-{n}" for n in range(WARM_IDS)], opened=opened))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import psutil
-from bench.runner.machine import REST_AWAITED_S, Counter, await_rest
+from bench.runner.machine import REST_AWAITED_S, CpuCounter, await_rest
 
 
 class _System:
@@ -49,7 +49,7 @@ def test_who_is_killed_counts_with_what_was_last_read() -> None:
     busy = [sys.executable, "-c", "while sum(range(1000)): print(flush=True)"]
     with subprocess.Popen(busy, stdout=subprocess.PIPE) as one:
         assert one.stdout is not None
-        counter = Counter([("node", psutil.Process(one.pid))])
+        counter = CpuCounter([("node", psutil.Process(one.pid))])
         while counter.cpu_s() < 0.05:
             one.stdout.readline()
         known_s = counter.cpu_s()
