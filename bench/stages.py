@@ -28,6 +28,7 @@ from typing import Final
 import psutil
 from bench.runner.driver import LATENCY, THROUGHPUT, ClientFailed, Driver, Told, build
 from bench.runner.machine import Missing, commit, need, need_space, settle
+from bench.runner.page_cache import PageCache
 from bench.runner.rows import Layout
 from bench.runner.systems import Running, SystemFailed, penstock
 from rich.console import Console
@@ -184,10 +185,11 @@ class _Profile:
     """One cluster, written to and read from."""
 
     def __init__(
-        self, running: Running, driver: Driver, way: str, durability: str, record_bytes: int
+        self, running: Running, driver: Driver, cache: PageCache, way: str, durability: str, record_bytes: int
     ) -> None:
         self._running = running
         self._driver = driver
+        self._cache = cache
         self._way = way
         self._durability = durability
         self._record_bytes = record_bytes
@@ -223,7 +225,7 @@ class _Profile:
         )  # fmt: skip
 
     def _run(self, what: str, rate_per_s: int, load: Callable[[], Told]) -> Run:
-        settle()
+        settle(self._cache)
         before = snapshot(self._running, self._parts)
         told = load()
         after = snapshot(self._running, self._parts)
@@ -320,7 +322,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         need(kafka=False, compiler=True)
         program = build()
-        with tempfile.TemporaryDirectory(prefix="penstock-stages-") as name:
+        with (
+            tempfile.TemporaryDirectory(prefix="penstock-stages-") as name,
+            PageCache(Path(name)) as cache,
+        ):
             need_space(Path(name))
             for durability in options.durabilities:
                 for way in options.ways:
@@ -328,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     folder.mkdir()
                     with penstock(folder, Layout(), False) as running:
                         driver = Driver(program, folder, running.client)
-                        profile = _Profile(running, driver, way, durability, options.record_bytes)
+                        profile = _Profile(running, driver, cache, way, durability, options.record_bytes)
                         megabytes = 0 if options.only_rates else options.megabytes
                         for run in profile.runs(megabytes, options.rates):
                             made.append(run)

@@ -200,7 +200,7 @@ class _Profile:
                     ending = "" if load.rate_per_s else "-0"
                     name, coordinator = coordinated_elsewhere(name, nodes, leader, ending=ending)
                     parts = {f"node-{leader}": "leader", f"node-{coordinator}": "coordinator"}
-                settle()
+                settle(None)
                 with self._looking(parts) as looks:
                     told = self._load(load, client, topic, name)
                 yield made_of(load, client, self._durability, told, looks)

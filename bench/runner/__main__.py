@@ -15,6 +15,7 @@ after each run: the same command goes on where it was interrupted. Pictures lie 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import errno
 import signal
@@ -33,6 +34,7 @@ from bench.runner.charts import charts
 from bench.runner.documents import Document, Sample, summaries
 from bench.runner.driver import build
 from bench.runner.machine import Missing
+from bench.runner.page_cache import PageCache
 from bench.runner.pictures import draw
 from bench.runner.plan import FULL, PAIRS_MIN, QUICK, TINY, Size, has_time, visits
 from bench.runner.rows import KAFKA_SYSTEM, PENSTOCK_SYSTEM, Kind, Row, choose
@@ -189,8 +191,13 @@ def _bench(options: argparse.Namespace, rows: Sequence[Row]) -> int:
 
     left_out = 0
     try:
-        with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.scratch) as name:
+        with (
+            tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=options.scratch) as name,
+            contextlib.ExitStack() as held,
+        ):
             scratch = Path(name)
+            # Runs of --tiny write too little to meet memory that is dear.
+            cache = held.enter_context(PageCache(scratch)) if here and options.size != "tiny" else None
             begin, longest_s = time.monotonic(), 0.0
             for visit in visits(here, options.rounds, document.done()):
                 begun = time.monotonic()
@@ -200,7 +207,7 @@ def _bench(options: argparse.Namespace, rows: Sequence[Row]) -> int:
                 if options.size != "tiny":
                     machine.need_space(scratch)
                 make_visit(
-                    visit, program, scratch, _size(options), java=client,
+                    visit, program, scratch, _size(options), java=client, cache=cache,
                     secure=options.secure, accept_noise=options.accept_noise, keep=keep, say=_say,
                 )  # fmt: skip
                 longest_s = max(longest_s, time.monotonic() - begun)

@@ -19,6 +19,7 @@ from typing import Final
 
 import psutil
 from bench.runner.noise import Noise, Reading, noise
+from bench.runner.page_cache import PageCache
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CALIBRATION_ROUNDS: Final = 40
@@ -175,9 +176,11 @@ class Watch:
         self.noise = noise(before, after, (first, waiting()))
 
 
-def settle() -> None:
-    """What earlier runs wrote shall not be written back during the next one."""
+def settle(cache: PageCache | None) -> None:
+    """What earlier runs wrote shall not be written back during the next one; memory that they left free is filled."""
     subprocess.run(["sync"], check=True)
+    if cache is not None:
+        cache.fill()
 
 
 def drop_from_cache(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from bench.runner.connections import idle_connections
 from bench.runner.driver import LATENCY, THROUGHPUT, Driver, Told
 from bench.runner.machine import Used, Watch, drop_from_cache, settle
+from bench.runner.page_cache import PageCache
 from bench.runner.plan import Size, Step
 from bench.runner.rows import PENSTOCK_SYSTEM, Kind, Load
 from bench.runner.systems import Running, SystemFailed
@@ -33,6 +34,8 @@ class Bench:
     driver: Driver
     size: Size
     watch: Watch
+    cache: PageCache | None = None
+    """None where a run is too small to meet what it is for."""
     filled: dict[tuple[str, str], str] = field(default_factory=dict)
     """Topics that hold records to read, by row and durability."""
     held: dict[str, Told] = field(default_factory=dict)
@@ -50,6 +53,10 @@ class Bench:
             config["penstock.durability"] = step.contender.durability
         self.running.create_topic(name, max(1, load.partitions), load.replication_factor, config)
         return name
+
+    def settle(self) -> None:
+        """Before a run."""
+        settle(self.cache)
 
     def forget(self, topic: str) -> None:
         """Deleted, so that disks do not fill; nobody waits for it."""
@@ -126,7 +133,7 @@ def latency(bench: Bench, step: Step) -> Figures:
     """At a fixed rate: until the ack, and until a reader in the same process has the record."""
     topic = bench.topic(step, step.row.load)
     bench.latency(step, topic, seconds=bench.size.latency_s / 2, with_reader=True)
-    settle()
+    bench.settle()
     with bench.watch.over(bench.running.processes()):
         before = bench.running.used()
         told = bench.latency(step, topic, seconds=bench.size.latency_s, with_reader=True)
@@ -146,7 +153,7 @@ def produce(bench: Bench, step: Step) -> Figures:
     topic = bench.topic(step, load)
     warm = max(1, round(bench.size.warm_up_megabytes * 1e6 / load.record_bytes / load.clients))
     bench.produce(step, topic, warm)
-    settle()
+    bench.settle()
     with bench.watch.over(bench.running.processes()):
         before = bench.running.used()
         told = bench.produce(step, topic, bench.size.records(load.record_bytes, load.clients))
@@ -164,9 +171,10 @@ def consume(bench: Bench, step: Step) -> Figures:
         bench.filled[key] = bench.topic(step, load)
         bench.produce(step, bench.filled[key], records, way="direct", clients=1)
     topic = bench.filled[key]
-    settle()
+    bench.settle()
     if load.cold:
         drop_from_cache(bench.running.data)
+        bench.settle()
     else:
         bench.consume(step, topic, records, 1)
     with bench.watch.over(bench.running.processes()):

@@ -10,9 +10,10 @@ from typing import Final
 
 from bench.runner.documents import Sample
 from bench.runner.driver import ClientFailed, Driver
-from bench.runner.machine import Watch
+from bench.runner.machine import Watch, settle
 from bench.runner.measures import FAILURES, Bench
 from bench.runner.measures import MEASURES as PLAIN_MEASURES
+from bench.runner.page_cache import PageCache
 from bench.runner.plan import TRIES, Size, Step, Visit
 from bench.runner.rows import Kind
 from bench.runner.systems import SYSTEMS
@@ -32,6 +33,7 @@ def make_visit(
     size: Size,
     *,
     java: Sequence[str] = (),
+    cache: PageCache | None = None,
     secure: bool,
     accept_noise: bool,
     keep: Keep,
@@ -41,8 +43,9 @@ def make_visit(
     left, whatever happens."""
     folder = Path(tempfile.mkdtemp(prefix=f"{visit.system}-{visit.round}-", dir=scratch))
     try:
+        settle(cache)
         with SYSTEMS[visit.system](folder, visit.layout, secure) as running:
-            bench = Bench(running, Driver(program, folder, running.client, java), size, Watch())
+            bench = Bench(running, Driver(program, folder, running.client, java), size, Watch(), cache)
             for step in visit.steps:
                 _take(bench, step, visit.round, keep=keep, say=say, accept_noise=accept_noise)
     except FAILURES as error:

@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 from bench.runner.driver import AT_ONCE, ENDURE, THROUGHPUT, TRANSACT, ClientFailed, Told
 from bench.runner.figures import at
-from bench.runner.machine import Used, counting, need_files, settle
+from bench.runner.machine import Used, counting, need_files
 from bench.runner.measures import Bench, Figures, memory, percentiles, throughput
 from bench.runner.pauses import Story, longest_pause_s, steady
 from bench.runner.plan import Step
@@ -51,7 +51,7 @@ def transact(bench: Bench, step: Step) -> Figures:
     """As fast as it goes, with a commit now and then, or without transactions."""
     load = step.row.load
     topic = bench.topic(step, load)
-    settle()
+    bench.settle()
     with (
         bench.watch.over(bench.running.processes()),
         counting(bench.running.processes()) as samples,
@@ -84,7 +84,7 @@ def commits(bench: Bench, step: Step) -> Figures:
     """At a fixed rate, a record in each partition; where a system does not reach it, for twice the time."""
     load = step.row.load
     topic = bench.topic(step, load)
-    settle()
+    bench.settle()
     flushes_ms = flush_times_ms(bench.running.data)
 
     def run(seconds: float) -> Told:
@@ -96,7 +96,7 @@ def commits(bench: Bench, step: Step) -> Figures:
         )  # fmt: skip
 
     run(bench.size.latency_s / 2)
-    settle()
+    bench.settle()
     with bench.watch.over(bench.running.processes()):
         told = run(2 * bench.size.latency_s)
     bench.forget(topic)
@@ -129,7 +129,7 @@ def repeat(bench: Bench, step: Step) -> Figures:
     load = step.row.load
     need_files(FILES_OF_OTHERS + load.clients * FILES_OF_ONE)
     topic = bench.topic(step, load)
-    settle()
+    bench.settle()
     with (
         bench.watch.over(bench.running.processes()),
         counting(bench.running.processes()) as samples,
@@ -162,7 +162,7 @@ def copy(bench: Bench, step: Step) -> Figures:
         "partitions": load.partitions, "record_bytes": load.record_bytes, "commit_ms": load.commit_ms,
         "timeout_s": TIMEOUT_S,
     }  # fmt: skip
-    settle()
+    bench.settle()
     with bench.watch.over(bench.running.processes()):
         with counting(bench.running.processes()) as samples:
             told = bench.driver.by("java").run(
@@ -215,7 +215,7 @@ def isolation(bench: Bench, step: Step) -> Figures:
             timeout_s=TIMEOUT_S,
         )  # fmt: skip
 
-    settle()
+    bench.settle()
     read()
     with bench.watch.over(bench.running.processes()):
         before = bench.running.used()
