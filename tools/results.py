@@ -14,7 +14,7 @@
 
 The first word is the kind: seeds, planted, chaos, failover, failpoints, rounds (one file per run), fuzz,
 families (of fuzz targets, one file per family), security (a second file is of a run before a change), bench or
-transactions (one file per occasion; their tables stand in docs/performance.md), spark (one file per run: all are kept).
+transactions (one file per occasion), spark (one file per run: all are kept).
 Commit and date stand above the table: those of a bench's last document, else of HEAD and today, unless --commit and
 --date say otherwise.
 """
@@ -317,8 +317,8 @@ def _spark(held: Sequence[Figures]) -> str:
 
 
 KINDS: Final[dict[str, Kind]] = {
-    "bench": Kind("../performance.md", ("make bench",), _bench),
-    "transactions": Kind("../performance.md", ("make bench-transactions",), _bench),
+    "bench": Kind("bench.md", ("make bench",), _bench),
+    "transactions": Kind("bench-transactions.md", ("make bench-transactions",), _bench),
     "seeds": Kind("simulation.md", ("make simulate",), _seeds),
     "planted": Kind("simulation.md", ("make simulate-planted",), _planted),
     "chaos": Kind("chaos.md", ("make chaos",), _chaos),

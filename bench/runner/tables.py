@@ -124,7 +124,7 @@ def origin(document: Document) -> str:
 
 
 def page_block(document: Document) -> str:
-    """What docs/performance.md has between its marks: a table by figure, and the goals."""
+    """What pages of docs/results have between their marks: a table by figure, and the goals."""
     found = summaries(document)
     parts = [origin(document)]
     for kind, title in _TITLES:

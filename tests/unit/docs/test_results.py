@@ -227,7 +227,7 @@ def test_a_bench_says_itself_of_which_commit_and_day_it_is(
 ) -> None:
     begin, end = tool.marks("bench")
     (tmp_path / "docs" / "results").mkdir(parents=True)
-    page = tmp_path / "docs" / "performance.md"
+    page = tmp_path / "docs" / "results" / "bench.md"
     page.write_text(f"{begin}{end}")
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.setattr(tool, "RESULTS", tmp_path / "docs" / "results")
