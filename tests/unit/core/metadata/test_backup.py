@@ -212,3 +212,9 @@ def test_an_empty_one_knows_its_cluster_and_outranks_all() -> None:
     assert image.next_producer_id == NOW_MS and 10**8 < restored.term < 2**31 - 1
     again = empty(b"c" * 16, NOW_MS + 60_000)
     assert again.image.version > image.version and again.term > restored.term, "and an earlier one like it"
+
+
+def test_an_empty_one_outranks_an_earlier_one_of_seconds_ago_that_has_had_elections() -> None:
+    """Nodes and gateways that heard of the earlier one's term would take the new controllers for deposed ones."""
+    earlier = empty(b"c" * 16, NOW_MS)
+    assert empty(b"c" * 16, NOW_MS + 5_000).term > earlier.term + 3
