@@ -26,12 +26,19 @@ demo: setup ## real flights, a killed node, Spark: the whole thing in about a mi
 .PHONY: test lint unit-test cluster-test spark-test spark-parity compose-test proto lock clean
 PYTEST := $(BIN)/python -m pytest
 
+# With WHOLE=1 nothing is left out of `make test` (tests/whole.txt). Long runs leave nothing out.
+WHOLE ?=
+export PENSTOCK_WHOLE := $(WHOLE)
+spark-parity compose-test security rotation canary quotas transactions-test large ops-test alerts-test dashboards: export PENSTOCK_WHOLE := 1
+spark-jobs-test spark-sink-test spark-source-test spark-reading-test spark-sink-rows: export PENSTOCK_WHOLE := 1
+spark-connect-test spark-credentials-test secure-clients upgrade-secure upgrade-test conformance-java: export PENSTOCK_WHOLE := 1
+
 # How many tests at once. Most of them wait more than they compute; a file's tests stay together, in their order.
 WORKERS ?= 2
 # In the order of tests/conftest.py, and not of how many tests a file has.
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: setup ## every check and test: the README's test command (WORKERS=4 where there are cores)
+test: setup ## every check and test: the README's test command (WORKERS=4 where there are cores; WHOLE=1 for its long form, an hour)
 	$(MAKE) --no-print-directory lint
 	@failed=; PENSTOCK_TEST_FAILURES=$$(mktemp); export PENSTOCK_TEST_FAILURES; set -x; \
 	$(PYTEST) tests -m "not alone" $(SIDE_BY_SIDE) || failed="$$failed side by side,"; \

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 # spoil that for all others; the controller's package takes care of it when it comes first.
 import penstock_controller.quorum  # noqa: F401
 from penstock.local import ports
-from support import failures, watched
+from support import failures, watched, whole
 from support.progress import Progress
 from support.watchdog import Watchdog
 
@@ -41,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[ports.PART_VARIABLE] = f"{number % parts + 1}/{parts}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Unit tests come last: of two workers neither waits long for the other where files are short."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Unit tests come last: of two workers neither waits long for the other where files are short. What is left out
+    of `make test` is skipped."""
+    names = whole.named(whole.LIST.read_text())
+    by_file = not any("::" in argument for argument in config.args)
+    if by_file and (wrong := whole.gone((item.nodeid for item in items), names)):
+        raise pytest.UsageError(f"{whole.LIST.name} names tests that are not there: {', '.join(wrong)}")
+    if not whole.is_whole():
+        whole.skip(items, names)
     items.sort(key=lambda item: item.path.is_relative_to(UNIT))

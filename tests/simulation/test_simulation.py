@@ -31,7 +31,7 @@ from simulation.scheduler import Scheduler
 from simulation.world import World
 
 TESTS = Path(__file__).parent.parent
-SEEDS = 24
+SEEDS = 12
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
