@@ -42,6 +42,7 @@ from bench.connector.systems import Addresses, Sizes, chosen_sizes, systems, top
 from bench.connector.tables import HEAD, cells, profile_lines, workers
 from bench.peer import KAFKA_VERSION
 from bench.runner import machine
+from bench.runner.page_cache import PageCache
 from bench.runner.plan import has_time
 from rich.console import Console
 from rich.table import Table
@@ -62,8 +63,11 @@ Say = Callable[[str], None]
 class Session:
     """As much of a bench as there is time for."""
 
-    def __init__(self, document: Document, keep: Callable[[], None], say: Say, minutes: float) -> None:
+    def __init__(
+        self, document: Document, keep: Callable[[], None], say: Say, minutes: float, cache: PageCache
+    ) -> None:
         self.document = document
+        self._cache = cache
         self._keep = keep
         self._say = say
         self._budget_s = 60 * minutes
@@ -93,6 +97,7 @@ class Session:
         count = bench.sizes[task.size][1]
         runs = []
         for one in task.contenders:
+            machine.settle(self._cache)
             took = task.run(bench, one)
             runs += [Run(job, task.size, one.mode, number, count, took.value, took.cpu_s) for job in one.jobs]
         told = ", ".join(
@@ -133,12 +138,13 @@ def measure(options: argparse.Namespace, document: Document, keep: Callable[[], 
     profiles = _to_profile(document, options.only) if options.profile else []
     if not left and not memory and not profiles:
         return 0
-    run = Session(document, keep, say, options.minutes)
     needed = sizes_needed([task for task, _ in left] + [task for task, _ in profiles], memory)
     with (
         tempfile.TemporaryDirectory(prefix="bench-spark-", dir=options.scratch) as folder,
+        PageCache(Path(folder)) as cache,
         systems(Path(folder), chosen_sizes(sizes, needed)) as at,
     ):
+        run = Session(document, keep, say, options.minutes, cache)
         # Ahead of this process's own JVM, which would take memory beside them.
         for system in memory:
             run.in_time(lambda system=system: run.memory(at, sizes, system, options.reads))  # type: ignore[misc]
@@ -149,7 +155,7 @@ def measure(options: argparse.Namespace, document: Document, keep: Callable[[], 
                     run.rounds(bench, task, rounds)
                 for task, one in _to_profile(document, options.only) if options.profile else []:
                     run.in_time(lambda task=task, one=one: run.profile(bench, task, one))  # type: ignore[misc]
-    return run.left_out
+        return run.left_out
 
 
 def _to_profile(document: Document, only: str) -> list[tuple[Task, Contender]]:
