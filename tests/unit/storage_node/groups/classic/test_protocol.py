@@ -6,6 +6,7 @@ import pytest
 
 from penstock_core.errors import ErrorCode
 from penstock_storage_node.groups.classic.group import ClassicGroup, GroupState
+from penstock_storage_node.groups.records import Record, group_key, read_group
 from penstock_storage_node.settings import GroupSettings
 from unit.storage_node.groups.group_rig import Rig, subscription
 
@@ -112,6 +113,26 @@ def test_a_silent_member_is_out_after_its_session() -> None:
     assert rig.heartbeat("g", b, generation) is E.UNKNOWN_MEMBER_ID
     (joined,) = rig.join("g", a)
     assert (joined.generation, joined.leader) == (generation + 1, a)
+
+
+def test_a_group_leaves_the_log_without_members() -> None:
+    """Simulation, seed 5421: the log took no record while the last members fell silent, and took the removal later."""
+    rig = Rig()
+    rig.stable("g", 2)
+    rig.log.refuse = E.NOT_ENOUGH_REPLICAS
+    rig.pass_ms(11_000)
+    rig.pass_ms(61_000)
+    assert group_of(rig).is_empty
+    rig.log.refuse = None
+    rig.shard.expire()
+    rig.settle()
+    *_, emptied, removed = (record for record in rig.log.records if isinstance(record, Record))
+    assert emptied.key == removed.key == group_key("g")
+    assert emptied.value is not None and removed.value is None
+    value = read_group(emptied.value)
+    assert (value.generation, value.members) == (3, ())
+    rig.fail_over()
+    assert "g" not in rig.shard.groups
 
 
 def test_a_member_that_never_syncs_is_out() -> None:

@@ -128,6 +128,8 @@ class ClassicGroup:
     """The last one whose leader has sent an assignment."""
     stored: bool = False
     """The log has a record of it."""
+    is_unsaid: bool = False
+    """The log's last record of it may name members that it has no more."""
     holdings: Holdings = field(default_factory=Holdings)
     """Where its members are counted."""
     held_bytes: int = 0

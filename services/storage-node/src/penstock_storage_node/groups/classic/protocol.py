@@ -315,7 +315,7 @@ class ClassicProtocol:
             return
         group.next_generation(self._wall_ms())
         if not group.members:
-            self._store(group, {}, lambda _: None)
+            self._store_emptied(group)
             return
         for member in list(group.members.values()):
             answer_join(member, group.join_result(member))
@@ -339,8 +339,17 @@ class ClassicProtocol:
             if answer_sync(member, result):
                 self._heard(member)
 
+    def _store_emptied(self, group: ClassicGroup) -> None:
+        generation = group.generation
+
+        def stored(error: ErrorCode) -> None:
+            if error and group.generation == generation:
+                group.is_unsaid = True
+
+        self._store(group, {}, stored)
+
     def _store(self, group: ClassicGroup, assignments: dict[str, bytes] | None, done: Done) -> None:
-        group.stored = True
+        group.stored, group.is_unsaid = True, False
         value = put_group(group.to_value(assignments))
         self.store.write([Record(group_key(group.group_id), value)], done)
 
@@ -517,5 +526,8 @@ class ClassicProtocol:
             self._heard(member)
 
     def tombstones(self, group: ClassicGroup) -> list[Record]:
-        """Records that remove an empty group."""
-        return [Record(group_key(group.group_id), None)]
+        """Records that remove an empty group. Where the log did not take that it is empty, that is said first: in
+        it too members go before their group."""
+        key = group_key(group.group_id)
+        gone = [Record(key, None)]
+        return [Record(key, put_group(group.to_value({}))), *gone] if group.is_unsaid else gone
