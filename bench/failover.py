@@ -166,6 +166,8 @@ def leaders(
             result.gaps_s.append(max(flow.gap_s.values()))
             progress(fault, i, times, result.gaps_s[-1])
             cluster.start(victim)
+        # What comes next makes topics on all nodes.
+        wait(whole, "every replica in sync", flow.failures)
     return result
 
 

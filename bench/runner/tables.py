@@ -179,21 +179,28 @@ README_ROWS: Final = (
     "produce-1k-1p", "produce-1k-100p", "produce-100b-1p", "produce-lone-1k", "consume-1k-1p", "latency-1000", "idle",
     "start-cluster",
 )  # fmt: skip
-"""Rows of README's table; each with its first figures."""
+"""Rows of README's table; each with its first figure, but for those below."""
+README_FIGURES: Final = {
+    "produce-1k-1p": ("mb_per_s", "servers_cpu_s_per_gb", "node_rss_mb"),
+    "latency-1000": ("ack_p50_ms", "ack_p99_ms"),
+}
 
 
 def readme_block(document: Document) -> str:
-    """README's table: the first figure of a few rows, of latencies two."""
+    """README's table: a figure or some of a few rows."""
     found = [one for one in summaries(document) if one.row.name in README_ROWS]
     columns = ("kafka", "direct", "gateway")
     rows = []
     for one in found:
-        for figure in one.row.figures[: 2 if one.row.kind is Kind.LATENCY else 1]:
+        contenders = {contender.name for contender in one.row.contenders}
+        for figure in README_FIGURES.get(one.row.name, one.row.figures[:1]):
             cells = []
             for column in columns:
-                names = [name for name in _SPOKEN[column] if (name, figure) in one.spreads]
-                shown = (number(one.spreads[name, figure].median) for name in names)
-                cells.append(" / ".join(shown))
+                found_here = [
+                    one.spreads.get((name, figure)) for name in _SPOKEN[column] if name in contenders
+                ]
+                shown = ["-" if spread is None else number(spread.median) for spread in found_here]
+                cells.append(" / ".join(shown) if any(found_here) else "")
             rows.append([f"{one.row.title}: {words(figure)}", *cells])
     return f"{origin(document)}\n\n" + markdown(
         ("", "Kafka", "Penstock, direct (`replicated` / `fsync`)", "by gateway"), rows
